@@ -1,0 +1,105 @@
+# Everything runs in $(VENV), made on first use; `make help` lists the targets.
+# Needs python3 (3.10 or later), a C++17 compiler and make. cmake and ninja come from the venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STUBGEN := $(BIN)/python -m nanobind.stubgen --quiet --module factormax._core --output-file
+
+CPP_LIBRARY := $(shell find cpp/include cpp/src cpp/bindings -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
+CPP_TESTS := $(shell find cpp/tests -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
+
+export PATH := $(abspath $(BIN)):$(PATH)
+
+MAKEFLAGS += --no-builtin-rules
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# ---- Setup: a stamp per step ---------------------------------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/tools: constraints.txt | $(BIN)/python
+	@echo "Installing the build tools in $(VENV)"
+	$(PIP) scikit-build-core nanobind cmake ninja
+	@mkdir -p $(STAMPS) && touch $@
+
+# Editable: Python edits need no reinstall, C++ edits rebuild incrementally under build/.
+$(STAMPS)/install: $(STAMPS)/tools pyproject.toml CMakeLists.txt constraints.txt $(CPP_LIBRARY)
+	@echo "Building factormax and installing it in $(VENV)"
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+# factormax is already installed, so this adds only what the extra requires.
+$(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/install
+	@echo "Installing the extra '$*' in $(VENV)"
+	$(PIP) "factormax[$*]"
+	@touch $@
+
+# ---- Targets -------------------------------------------------------------------------------------
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer and save a picture
+	$(BIN)/python examples/matching_points.py $(DEMO_ARGS)
+
+.PHONY: test
+test: cpp-test $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## C++ tests, then pytest without the slow tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## only the tests marked slow
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+.PHONY: cpp-test
+cpp-test: $(STAMPS)/tools  ## C++ tests under the address and undefined-behaviour sanitizers
+	$(BIN)/cmake -S . -B build/cpp -G Ninja -DFACTORMAX_CPP_TESTS=ON -DFACTORMAX_PYTHON=OFF
+	$(BIN)/cmake --build build/cpp
+	$(BIN)/ctest --test-dir build/cpp --output-on-failure --no-tests=error
+
+.PHONY: bench
+bench: $(STAMPS)/install $(STAMPS)/extra-bench  ## check the answers, then time them
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: lint
+lint: $(STAMPS)/install $(STAMPS)/extra-dev $(STAMPS)/extra-torch  ## ruff, mypy, clang-format, the type stub
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_LIBRARY) $(CPP_TESTS)
+	@mkdir -p build
+	$(STUBGEN) build/_core.pyi
+	diff -u src/factormax/_core.pyi build/_core.pyi || { echo "The stub is stale: run 'make stubs'."; exit 1; }
+
+.PHONY: format
+format: $(STAMPS)/extra-dev  ## format the Python and C++ sources
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_LIBRARY) $(CPP_TESTS)
+
+.PHONY: stubs
+stubs: $(STAMPS)/install  ## regenerate the type stub of the compiled module
+	$(STUBGEN) src/factormax/_core.pyi
+
+.PHONY: build
+build: $(STAMPS)/install  ## compile, and install in the venv (editable)
+
+.PHONY: wheel
+wheel: $(STAMPS)/tools  ## build a wheel in dist/
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+.PHONY: clean
+clean:  ## remove build outputs and caches; keeps the venv
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/install
+	find benchmarks examples src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,174 @@
+// The paper's Algorithm 1 with its errata corrected, docs/math.md (ADMM). Every factor keeps its own
+// scaled copy v of its variables, and solves its local problem in closed form.
+#pragma once
+
+#include "factormax/dual.hpp"
+#include "factormax/farkas.hpp"
+#include "factormax/local/box_row.hpp"
+#include "factormax/local/or_out.hpp"
+
+namespace factormax {
+
+template <class T>
+class AdmmSolver {
+ public:
+  void allocate(const Problem<T>& p, Workspace& ws) {
+    const int rows = p.num_dual(), vars = p.num_vars;
+    const int entries = p.num_entries + 2 * p.num_pairs;
+    point_.allocate(rows, vars, ws);
+    lam_ = ws.take<T>(entries);
+    copy_ = ws.take<T>(entries);
+    delta_ = ws.take<T>(vars);
+    base_ = ws.take<T>(vars);
+    average_ = ws.take<T>(vars);
+    mark_ = ws.take<T>(rows);
+    ray_ = ws.take<T>(rows);
+    for (Span<T>* s : {&y_, &w_, &h_, &v_, &t_, &d_}) *s = ws.take<T>(vars + 2);
+    order_ = ws.take<std::int32_t>(vars + 2);
+  }
+
+  const DualPoint<T>& point() const { return point_; }
+
+  Result solve(const Instance<T>& p, const T* warm, const Options& options, Control& control,
+               bool may_poll) {
+    p_ = &p;
+    gamma_ = T(options.step_size);
+    point_.resize(p.m, p.n);
+    if (!p.consistent) return {Status::infeasible, 0, std::numeric_limits<double>::infinity(), 0};
+    start(warm);
+
+    Result result;
+    int next_check = 64;
+    const T tol = std::max(T(options.tol), 8 * std::numeric_limits<T>::epsilon());
+    for (int iteration = 1;; ++iteration) {
+      for (int f = 0; f < p.num_blocks; ++f) solve_block(p.block[f]);
+      average(result);
+      result.iterations = iteration;
+      if (result.primal_residual <= tol && result.dual_residual <= tol) {
+        result.status = Status::converged;
+        break;
+      }
+      if (iteration >= options.max_iter) break;
+      if (control.stopped(may_poll)) {
+        result.status = Status::interrupted;
+        break;
+      }
+      if (iteration >= next_check) {
+        if (infeasible()) {
+          result.status = Status::infeasible;
+          break;
+        }
+        next_check += std::min(iteration, 256);
+      }
+    }
+    if (result.status == Status::max_iter && infeasible()) result.status = Status::infeasible;
+    gather_scores(p, Span<const T>(point_.x), point_.z);
+    return result;
+  }
+
+ private:
+  // The links of a block are the entries of its last row.
+  int links_begin(const Block& block) const { return p_->ptr[block.first + block.count - 1]; }
+  int links_end(const Block& block) const { return p_->ptr[block.first + block.count]; }
+
+  void start(const T* warm) {
+    const Instance<T>& p = *p_;
+    for (int r = 0; r < p.m; ++r) point_.x[r] = warm == nullptr ? T(0) : warm[p.row[r]] / p.scale[r];
+    copy(Span<const T>(point_.x), mark_.first(p.m));
+    fill(delta_.first(p.n), T(0));
+    fill(lam_, T(0));
+    copy(p.eta.first(p.n), base_);
+    for (int f = 0; f < p.num_blocks; ++f) {
+      const Block& block = p.block[f];
+      for (int k = links_begin(block); k < links_end(block); ++k) delta_[p.col[k]] += 1;
+      if (p.is_soft(block.first)) {  // a pair keeps its linear part to itself
+        base_[p.col[links_begin(block) + 1]] -= p.pair_shift[block.first - p.hard];
+      }
+    }
+    for (int j = 0; j < p.n; ++j) {
+      point_.mu[j] = delta_[j] == 0 ? clip(p.eta[j], T(0), T(1)) : 1 / delta_[j];
+      delta_[j] = std::sqrt(delta_[j]);
+    }
+  }
+
+  void solve_block(const Block& block) {
+    const Instance<T>& p = *p_;
+    const int begin = links_begin(block), d = links_end(block) - begin;
+    const int last = block.first + block.count - 1;
+    const T step = 1 / (gamma_ + 1);
+    for (int k = 0; k < d; ++k) {
+      const int j = p.col[begin + k];
+      const T score = base_[j] / delta_[j] + lam_[begin + k] + gamma_ * point_.mu[j] / delta_[j];
+      y_[k] = step * score;
+      h_[k] = 1 / delta_[j];
+      d_[k] = delta_[j];
+    }
+    if (block.kind == BlockKind::row) {
+      if (p.is_soft(last)) y_[1] += step * d_[1] * p.pair_shift[last - p.hard];
+      for (int k = 0; k < d; ++k) w_[k] = p.coef[begin + k] * d_[k];
+      const T s = p.scale[last] * step;
+      const local::BoxRow<T> row{y_.first(d), w_.first(d), h_.first(d), p.rhs[last]};
+      const T t = local::box_row(row, p.lo[last] * s, p.hi[last] * s);
+      for (int k = 0; k < d; ++k) copy_[begin + k] = clip(y_[k] - w_[k] * t, T(0), h_[k]);
+      point_.x[last] = t / s;
+      return;
+    }
+    const auto negated = [&](int k) { return (p.coef[begin + k] > 0) != (k == d - 1); };
+    for (int k = 0; k < d; ++k) {
+      if (negated(k)) y_[k] = h_[k] - y_[k];
+    }
+    local::or_out<T>(y_.first(d), d_.first(d), v_.first(d), t_.first(d), w_.first(d), h_.first(d),
+                     order_.first(d));
+    for (int k = 0; k < d; ++k) {
+      copy_[begin + k] = negated(k) ? 1 / d_[k] - v_[k] : v_[k];
+      point_.x[block.first + k] = t_[k] / (step * p.scale[block.first + k]);
+    }
+  }
+
+  // mu = C~^T v, lam += gamma (C~ mu - v), and the residuals of both.
+  void average(Result& result) {
+    const Instance<T>& p = *p_;
+    fill(average_.first(p.n), T(0));
+    for (int f = 0; f < p.num_blocks; ++f) {
+      for (int k = links_begin(p.block[f]); k < links_end(p.block[f]); ++k) {
+        average_[p.col[k]] += copy_[k] / delta_[p.col[k]];
+      }
+    }
+    T moved = 0, apart = 0;
+    for (int j = 0; j < p.n; ++j) {
+      if (delta_[j] == 0) continue;
+      moved += (average_[j] - point_.mu[j]) * (average_[j] - point_.mu[j]);
+      point_.mu[j] = average_[j];
+    }
+    for (int f = 0; f < p.num_blocks; ++f) {
+      for (int k = links_begin(p.block[f]); k < links_end(p.block[f]); ++k) {
+        const T gap = point_.mu[p.col[k]] / delta_[p.col[k]] - copy_[k];
+        lam_[k] += gamma_ * gap;
+        apart += gap * gap;
+      }
+    }
+    result.primal_residual = std::sqrt(apart);
+    result.dual_residual = gamma_ * std::sqrt(moved);
+  }
+
+  bool infeasible() {
+    const Instance<T>& p = *p_;
+    if (p.hard == 0) return false;
+    for (int r = 0; r < p.hard; ++r) ray_[r] = point_.x[r] * p.scale[r];
+    if (certifies_infeasible(p, ray_, average_)) return true;
+    for (int r = 0; r < p.hard; ++r) ray_[r] = (point_.x[r] - mark_[r]) * p.scale[r];
+    copy(Span<const T>(point_.x), mark_.first(p.m));
+    return certifies_infeasible(p, ray_, average_);
+  }
+
+  const Instance<T>* p_ = nullptr;
+  T gamma_ = 1;
+  DualPoint<T> point_;
+  Span<T> lam_, copy_;                      // per link
+  Span<T> delta_, base_, average_;          // per variable
+  Span<T> mark_, ray_;                      // per row
+  Span<T> y_, w_, h_, v_, t_, d_;           // one block
+  Span<std::int32_t> order_;
+};
+
+}  // namespace factormax

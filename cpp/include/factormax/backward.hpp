@@ -1,0 +1,112 @@
+// What the backward pass needs is decided here once, in `classify`, and used in `vjp`:
+//
+//   (A_I J A_I^T) t = A_I J d,   q = d - A_I^T t,   grad eta = J q,      docs/math.md (backward).
+#pragma once
+
+#include "factormax/dual.hpp"
+#include "factormax/reduced.hpp"
+
+namespace factormax {
+
+// Sides of variables and rows at the solution. Within `margin` of a bound counts as at the bound:
+// at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge of their
+// set, where a variable looks free by no more than its error.
+template <class T>
+void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T residual,
+              std::int8_t* var_side, std::int8_t* row_side) {
+  const T eps = std::numeric_limits<T>::epsilon();
+  const T margin = 4 * residual + 64 * eps * (1 + max_abs(Span<const T>(at.z)));
+  std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
+  std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
+  for (int j = 0; j < p.n; ++j) {
+    const T z = at.z[j];
+    const Side side = z <= margin ? Side::lower : z >= 1 - margin ? Side::upper : Side::interior;
+    var_side[p.var[j]] = static_cast<std::int8_t>(side);
+  }
+  for (int r = 0; r < p.m; ++r) {
+    const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
+    Side side = low ? Side::lower : high ? Side::upper : Side::interior;
+    if (low && high) {  // a pair with hardly any score: is its row violated?
+      side = row_product(p, r, at.mu.data) > p.rhs[r] ? Side::upper : Side::lower;
+    }
+    row_side[p.row[r]] = static_cast<std::int8_t>(side);
+  }
+}
+
+// The literals of pair q: l = negated ? 1 - mu : mu.
+template <class T>
+struct PairView {
+  int j1, j2;
+  T sign1, sign2;
+
+  PairView(const Problem<T>& p, int q)
+      : j1(p.pair_var[2 * q]),
+        j2(p.pair_var[2 * q + 1]),
+        sign1(1 - 2 * T(p.pair_negated[2 * q])),
+        sign2(1 - 2 * T(p.pair_negated[2 * q + 1])) {}
+
+  T value(const T* mu, T score) const {
+    const T l1 = sign1 > 0 ? mu[j1] : 1 - mu[j1], l2 = sign2 > 0 ? mu[j2] : 1 - mu[j2];
+    return score >= 0 ? std::min(l1, l2) : std::max(T(0), l1 + l2 - 1);
+  }
+};
+
+template <class T>
+struct Gradients {
+  const T* grad_mu;    // (n,)
+  const T* grad_mu_v;  // (P,)
+  T* grad_eta_u;       // (n,)
+  T* grad_eta_v;       // (P,)
+};
+
+// Returns the largest residual of the reduced system, relative to the incoming gradient.
+template <class T>
+T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
+      const std::int8_t* var_side, const std::int8_t* row_side, const Gradients<T>& grads,
+      ReducedSystem<T>& system, Span<T> d, Span<T> rhs) {
+  const auto interior = static_cast<std::int8_t>(Side::interior);
+  const auto at_upper = static_cast<std::int8_t>(Side::upper);
+  const T* score = problem.eta_v.at(instance);
+  const auto present = [&](const PairView<T>& pair) {
+    return p.new_var[pair.j1] >= 0 && p.new_var[pair.j2] >= 0;
+  };
+
+  // d: the gradient with respect to mu, with what comes through the values of the pairs.
+  for (int j = 0; j < p.n; ++j) d[j] = grads.grad_mu[p.var[j]];
+  for (int q = 0; q < problem.num_pairs; ++q) {
+    const PairView<T> pair(problem, q);
+    if (grads.grad_mu_v[q] == 0 || !present(pair)) continue;
+    const bool upper = row_side[problem.num_rows + q] == at_upper;
+    if (upper) d[p.new_var[pair.j1]] += pair.sign1 * grads.grad_mu_v[q];
+    if (score[q] >= 0 ? !upper : upper) d[p.new_var[pair.j2]] += pair.sign2 * grads.grad_mu_v[q];
+  }
+
+  for (int j = 0; j < p.n; ++j) system.free[j] = var_side[p.var[j]] == interior;
+  int count = 0;
+  for (int r = 0; r < p.m; ++r) {
+    if (row_side[p.row[r]] == interior) system.active[count++] = r;
+  }
+  system.count = count;
+  system.build(p);
+  for (int i = 0; i < system.count; ++i) rhs[i] = system.free_product(system.active[i], d.data);
+  const T size = max_abs(Span<const T>(d.first(p.n)));
+  T residual = system.solve(Span<const T>(rhs));
+  for (int i = 0; i < system.count; ++i) rhs[i] = -system.solution[i];
+  system.scatter(Span<const T>(rhs), d);
+
+  std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
+  for (int j = 0; j < p.n; ++j) {
+    if (system.free[j]) grads.grad_eta_u[p.var[j]] = d[j];
+  }
+  for (int q = 0; q < problem.num_pairs; ++q) {
+    const PairView<T> pair(problem, q);
+    const bool upper = row_side[problem.num_rows + q] == at_upper;
+    const T y1 = pair.sign1 * grads.grad_eta_u[pair.j1], y2 = pair.sign2 * grads.grad_eta_u[pair.j2];
+    T grad = 0;
+    if (present(pair)) grad = score[q] >= 0 ? (upper ? y1 : y2) : (upper ? y1 + y2 : T(0));
+    grads.grad_eta_v[q] = grad;
+  }
+  return size > 0 ? residual / size : T(0);
+}
+
+}  // namespace factormax

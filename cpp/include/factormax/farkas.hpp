@@ -1,0 +1,30 @@
+// A certificate that no point of the box meets the hard rows, docs/math.md (Farkas): multipliers y
+// (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0.
+#pragma once
+
+#include "factormax/instance.hpp"
+
+namespace factormax {
+
+// y: (hard,) unscaled multipliers, projected here onto their cone; v: (n,) scratch.
+template <class T>
+bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v) {
+  fill(v.first(p.n), T(0));
+  double value = 0, magnitude = 0;
+  for (int r = 0; r < p.hard; ++r) {
+    if (p.lo[r] == 0) y[r] = std::max(y[r], T(0));
+    if (!std::isfinite(y[r])) return false;
+    if (y[r] == 0) continue;
+    value += double(p.rhs[r]) * y[r];
+    magnitude += std::fabs(double(p.rhs[r]) * y[r]);
+    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
+      v.data[p.col[k]] += p.coef[k] * y[r];
+      magnitude += std::fabs(double(p.coef[k]) * y[r]);
+    }
+  }
+  for (int j = 0; j < p.n; ++j) value += std::max(0.0, -double(v[j]));
+  const double resolution = std::numeric_limits<T>::digits > 24 ? 1e-10 : 1e-5;
+  return value < -resolution * magnitude;
+}
+
+}  // namespace factormax

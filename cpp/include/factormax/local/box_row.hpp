@@ -1,0 +1,93 @@
+// One linear constraint in a box: the local problem of every factor that is a single row.
+//
+//   min 1/2 ||v - y||^2   s.t.  w . v (= or <=) b,  0 <= v <= h
+//
+// has v(t) = clip(y - w t, 0, h), where the multiplier t in [lo, hi] is the root of the decreasing
+// piecewise linear  g(t) = w . v(t) - b,  or the bound nearest to it. lo = -inf for an equality,
+// lo = 0 for an inequality, and a finite hi for a row whose violation costs hi a unit (a pair).
+#pragma once
+
+#include <limits>
+
+#include "factormax/vector_ops.hpp"
+
+namespace factormax::local {
+
+template <class T>
+struct BoxRow {
+  Span<const T> y, w, h;
+  T b;
+
+  struct Point {
+    T g;
+    T slope;  // -dg/dt
+  };
+
+  Point at(T t) const {
+    T value = 0, slope = 0;
+    const T *py = y.data, *pw = w.data, *ph = h.data;
+#pragma omp simd reduction(+ : value, slope)
+    for (int k = 0; k < y.size; ++k) {
+      const T z = py[k] - pw[k] * t;
+      const T below = z < ph[k] ? z : ph[k];
+      const T v = below > 0 ? below : T(0);
+      value += pw[k] * v;
+      slope += (z > 0 && z < ph[k]) ? pw[k] * pw[k] : T(0);
+    }
+    return {value - b, slope};
+  }
+
+  // Beyond these multipliers nothing moves any more.
+  void breakpoints(T& first, T& last) const {
+    first = std::numeric_limits<T>::max();
+    last = -first;
+    for (int k = 0; k < y.size; ++k) {
+      if (w[k] == 0) continue;
+      const T a = y[k] / w[k], c = (y[k] - h[k]) / w[k];
+      first = std::min(first, std::min(a, c));
+      last = std::max(last, std::max(a, c));
+    }
+  }
+};
+
+// Newton inside a strict bracket, bisection where Newton leaves it.
+template <class T>
+T box_row(const BoxRow<T>& row, T lo, T hi) {
+  const T eps = std::numeric_limits<T>::epsilon();
+  if (lo > -std::numeric_limits<T>::max() && row.at(lo).g <= 0) return lo;
+  if (hi < std::numeric_limits<T>::max() && row.at(hi).g >= 0) return hi;
+
+  T wy = 0, ww = 0, magnitude = 1;
+  for (int k = 0; k < row.y.size; ++k) {
+    wy += row.w[k] * row.y[k];
+    ww += row.w[k] * row.w[k];
+    magnitude = std::max(magnitude, std::fabs(row.w[k]) * std::min(std::fabs(row.y[k]), row.h[k]));
+  }
+  if (ww == 0) return clip(T(0), lo, hi);
+  const T tolerance = 8 * eps * std::max(magnitude, std::fabs(row.b));
+
+  T left = lo, right = hi;
+  bool bracketed = false;
+  T t = clip((wy - row.b) / ww, lo, hi);
+  for (int step = 0; step < 200; ++step) {
+    const auto [g, slope] = row.at(t);
+    if (std::fabs(g) <= tolerance) return t;
+    (g > 0 ? left : right) = t;
+    T next = slope > 0 ? t + g / slope : t;
+    if (!(next > left && next < right)) {
+      if (!bracketed) {
+        T first, last;
+        row.breakpoints(first, last);
+        left = std::max(left, first);
+        right = std::min(right, last);
+        bracketed = true;
+      }
+      next = left + (right - left) / 2;
+      if (!(next > left && next < right)) return next;  // resolution, or no root at all
+    }
+    t = next;
+  }
+  return t;
+}
+
+}  // namespace factormax::local

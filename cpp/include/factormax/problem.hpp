@@ -1,0 +1,113 @@
+// What a solve is given and what it answers: index arrays shared by a batch, numbers per instance.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "factormax/span.hpp"
+
+namespace factormax {
+
+enum class RowKind : std::int8_t {
+  absent = 0,      // not part of this instance
+  inequality = 1,  // a . mu <= b, multiplier >= 0
+  equality = 2,    // a . mu = b, multiplier free
+};
+
+enum class BlockKind : std::int8_t {
+  row = 0,     // one row
+  or_out = 1,  // rows l_i - l_out <= 0, then l_out - sum l_i <= 0 (the output stands last)
+};
+
+enum class Status : std::int32_t {
+  converged = 0,    // the projected gradient met the tolerance
+  max_iter = 1,     // the iterations ran out
+  infeasible = 2,   // a Farkas certificate was found
+  interrupted = 3,  // stopped from outside
+};
+
+// How an unknown stands at the solution; what the backward pass needs of it.
+enum class Side : std::int8_t { lower = -1, interior = 0, upper = 1, absent = 2 };
+
+// An array with a leading batch dimension; stride 0 shares one row among all instances.
+template <class T>
+struct Batched {
+  T* data = nullptr;
+  std::int64_t stride = 0;
+
+  T* at(std::int64_t instance) const { return data == nullptr ? nullptr : data + instance * stride; }
+};
+
+// The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one a factor).
+template <class T>
+struct Problem {
+  int num_vars = 0;
+  int num_rows = 0;
+  int num_entries = 0;
+  int num_pairs = 0;
+  int num_blocks = 0;
+  const std::int32_t* row_ptr = nullptr;          // (R + 1,)
+  Batched<const std::int32_t> col;                // (nnz,)
+  Batched<const T> coef;                          // (nnz,)
+  Batched<const T> rhs;                           // (R,)
+  Batched<const std::int8_t> kind;                // (R,)  RowKind
+  const std::int32_t* pair_var = nullptr;         // (P, 2)
+  const std::uint8_t* pair_negated = nullptr;     // (P, 2)
+  const std::int32_t* block_ptr = nullptr;        // (F + 1,)
+  const std::int8_t* block_kind = nullptr;        // (F,)  BlockKind
+  const std::uint8_t* block_isolated = nullptr;   // (F + P,)  shares no variable with another
+  Batched<const std::uint8_t> mask;               // (n,)  optional; 0: not in the problem
+  Batched<const T> eta_u;                         // (n,)
+  Batched<const T> eta_v;                         // (P,)
+
+  int num_dual() const { return num_rows + num_pairs; }
+};
+
+struct Options {
+  double tol = 1e-6;
+  int max_iter = 1000;
+  double step_size = 1.0;  // ADMM only
+  bool finish = true;      // the exact finish of the compact dual
+};
+
+// How the solve of one instance ended.
+struct Result {
+  Status status = Status::max_iter;
+  int iterations = 0;
+  double primal_residual = 0;
+  double dual_residual = 0;
+};
+
+// Per-instance outputs. tau, var_side and row_side are all that the backward pass needs.
+template <class T>
+struct Outputs {
+  Batched<T> mu;                  // (n,)
+  Batched<T> mu_v;                // (P,)
+  Batched<T> tau;                 // (R + P,)
+  Batched<std::int8_t> var_side;  // (n,)  Side
+  Batched<std::int8_t> row_side;  // (R + P,)  Side
+  double* objective = nullptr;    // (B,)
+  double* primal_residual = nullptr;
+  double* dual_residual = nullptr;
+  std::int32_t* iterations = nullptr;
+  std::int32_t* status = nullptr;
+};
+
+// Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and
+// `stop` tells all the others.
+struct Control {
+  std::atomic<bool> stop{false};
+  std::atomic<bool> out_of_memory{false};
+  bool (*poll)() = nullptr;
+
+  bool stopped(bool may_poll) {
+    if (may_poll && poll != nullptr && poll()) stop.store(true, std::memory_order_relaxed);
+    return stop.load(std::memory_order_relaxed);
+  }
+  void fail_for_memory() {
+    out_of_memory.store(true, std::memory_order_relaxed);
+    stop.store(true, std::memory_order_relaxed);
+  }
+};
+
+}  // namespace factormax

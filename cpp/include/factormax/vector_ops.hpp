@@ -1,0 +1,58 @@
+// The few dense loops everything else is made of. `omp simd` permits the reassociation of sums
+// here, and only here; the build has no -ffast-math.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "factormax/span.hpp"
+
+namespace factormax {
+
+template <class T>
+inline T clip(T value, T lo, T hi) {
+  return value < lo ? lo : (value > hi ? hi : value);
+}
+
+template <class T>
+inline T dot(Span<const T> a, Span<const T> b) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int i = 0; i < a.size; ++i) sum += a.data[i] * b.data[i];
+  return sum;
+}
+
+template <class T>
+inline T dot(Span<T> a, Span<T> b) {
+  return dot(Span<const T>(a), Span<const T>(b));
+}
+
+// y += alpha * x
+template <class T>
+inline void axpy(T alpha, Span<const T> x, Span<T> y) {
+#pragma omp simd
+  for (int i = 0; i < x.size; ++i) y.data[i] += alpha * x.data[i];
+}
+
+template <class T>
+inline T max_abs(Span<const T> a) {
+  T largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int i = 0; i < a.size; ++i) {
+    const T magnitude = std::fabs(a.data[i]);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+template <class T, class U>
+inline void copy(Span<U> from, Span<T> to) {
+  std::copy(from.begin(), from.end(), to.begin());
+}
+
+template <class T>
+inline void fill(Span<T> a, T value) {
+  std::fill(a.begin(), a.end(), value);
+}
+
+}  // namespace factormax

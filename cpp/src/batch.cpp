@@ -1,0 +1,189 @@
+#include "factormax/batch.hpp"
+
+#include "factormax/admm.hpp"
+#include "factormax/backward.hpp"
+#include "factormax/compact.hpp"
+#include "factormax/parallel.hpp"
+
+namespace factormax {
+namespace {
+
+// All that one thread needs for one method, laid out in one workspace.
+template <class T>
+struct ForwardState {
+  Instance<T> instance;
+  CompactSolver<T> compact;
+  AdmmSolver<T> admm;
+
+  void allocate(const Problem<T>& p, Method method, Workspace& ws) {
+    instance.allocate(p, ws);
+    if (method == Method::compact) compact.allocate(p, ws);
+    if (method == Method::admm) admm.allocate(p, ws);
+  }
+};
+
+template <class T>
+struct BackwardState {
+  Instance<T> instance;
+  ReducedSystem<T> system;
+  Span<T> d, rhs;
+
+  void allocate(const Problem<T>& p, Workspace& ws) {
+    instance.allocate(p, ws);
+    system.allocate(p, ws);
+    d = ws.take<T>(p.num_vars);
+    rhs = ws.take<T>(p.num_dual());
+  }
+};
+
+// A thread keeps its memory from one batch to the next, unless it is large.
+class ThreadMemory {
+ public:
+  // Null if the memory could not be had.
+  Workspace* at_least(std::size_t bytes) {
+    if (bytes > capacity_ || (capacity_ > kKeep && bytes <= kKeep)) {
+      workspace_ = Workspace();
+      workspace_ = Workspace(bytes);
+      capacity_ = workspace_.valid() ? bytes : 0;
+    }
+    workspace_.rewind();
+    return workspace_.valid() ? &workspace_ : nullptr;
+  }
+
+ private:
+  static constexpr std::size_t kKeep = std::size_t(64) << 20;
+  Workspace workspace_;
+  std::size_t capacity_ = 0;
+};
+
+thread_local ThreadMemory memory;
+
+template <class T>
+double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v) {
+  const T *eta_u = p.eta_u.at(i), *eta_v = p.eta_v.at(i);
+  double sum = 0;
+  for (int j = 0; j < p.num_vars; ++j) {
+    if (mu[j] != 0) sum += double(mu[j]) * (double(eta_u[j]) - 0.5 * double(mu[j]));
+  }
+  for (int q = 0; q < p.num_pairs; ++q) sum += double(eta_v[q]) * double(mu_v[q]);
+  return sum;
+}
+
+template <class T>
+void write_infeasible(const Problem<T>& p, std::int64_t i, const Outputs<T>& out) {
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  const auto absent = static_cast<std::int8_t>(Side::absent);
+  std::fill_n(out.mu.at(i), p.num_vars, nan);
+  std::fill_n(out.mu_v.at(i), p.num_pairs, nan);
+  std::fill_n(out.tau.at(i), p.num_dual(), T(0));
+  std::fill_n(out.var_side.at(i), p.num_vars, absent);
+  std::fill_n(out.row_side.at(i), p.num_dual(), absent);
+  out.objective[i] = -std::numeric_limits<double>::infinity();
+}
+
+template <class T>
+void write_solution(const Problem<T>& p, const Instance<T>& instance, const DualPoint<T>& at,
+                    const Result& result, std::int64_t i, const Outputs<T>& out) {
+  T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
+  std::fill_n(mu, p.num_vars, T(0));
+  std::fill_n(tau, p.num_dual(), T(0));
+  for (int j = 0; j < instance.n; ++j) mu[instance.var[j]] = at.mu[j];
+  for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
+  for (int q = 0; q < p.num_pairs; ++q) {
+    const PairView<T> pair(p, q);
+    const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
+    mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
+  }
+  const T residual = static_cast<T>(std::max(result.primal_residual, result.dual_residual));
+  classify(p, instance, at, residual, out.var_side.at(i), out.row_side.at(i));
+  out.objective[i] = objective(p, i, mu, mu_v);
+}
+
+template <class T>
+void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
+               const T* warm, const Outputs<T>& out, ForwardState<T>& state, Control& control,
+               bool may_poll) {
+  Instance<T>& instance = state.instance;
+  instance.prepare(p, i);
+  const bool compact = method == Method::compact;
+  const Result result =
+      compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
+              : state.admm.solve(instance, warm, options, control, may_poll);
+  if (result.status == Status::infeasible) {
+    write_infeasible(p, i, out);
+  } else {
+    const DualPoint<T>& at = compact ? state.compact.point() : state.admm.point();
+    write_solution(p, instance, at, result, i, out);
+  }
+  out.status[i] = static_cast<std::int32_t>(result.status);
+  out.iterations[i] = result.iterations;
+  out.primal_residual[i] = result.primal_residual;
+  out.dual_residual[i] = result.dual_residual;
+}
+
+}  // namespace
+
+template <class T>
+std::size_t workspace_bytes(const Problem<T>& problem, Method method) {
+  Workspace counter;
+  ForwardState<T>().allocate(problem, method, counter);
+  return counter.used();
+}
+
+template <class T>
+void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
+                 const Options& options, Batched<const T> warm, const Outputs<T>& out,
+                 Control& control) {
+  const std::size_t bytes = workspace_bytes(problem, method);
+  parallel_for(
+      batch,
+      [&](std::int64_t i, bool is_caller) {
+        if (control.stopped(is_caller)) return;
+        Workspace* workspace = memory.at_least(bytes);
+        if (workspace == nullptr) return control.fail_for_memory();
+        ForwardState<T> state;
+        state.allocate(problem, method, *workspace);
+        solve_one(problem, i, method, options, warm.at(i), out, state, control, is_caller);
+      },
+      [&] { control.stopped(true); });
+}
+
+template <class T>
+void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+               Control& control) {
+  Workspace counter;
+  BackwardState<T>().allocate(problem, counter);
+  const std::size_t bytes = counter.used();
+  parallel_for(
+      batch,
+      [&](std::int64_t i, bool is_caller) {
+        if (control.stopped(is_caller)) return;
+        const Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
+                             grads.grad_eta_v.at(i)};
+        if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
+          std::fill_n(g.grad_eta_u, problem.num_vars, T(0));
+          std::fill_n(g.grad_eta_v, problem.num_pairs, T(0));
+          grads.residual[i] = 0;
+          return;
+        }
+        Workspace* workspace = memory.at_least(bytes);
+        if (workspace == nullptr) return control.fail_for_memory();
+        BackwardState<T> state;
+        state.allocate(problem, *workspace);
+        state.instance.prepare(problem, i);
+        grads.residual[i] = vjp(problem, state.instance, i, grads.var_side.at(i),
+                                grads.row_side.at(i), g, state.system, state.d, state.rhs);
+      },
+      [&] { control.stopped(true); });
+}
+
+#define FACTORMAX_INSTANTIATE(T)                                                                  \
+  template std::size_t workspace_bytes<T>(const Problem<T>&, Method);                             \
+  template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&,           \
+                               Batched<const T>, const Outputs<T>&, Control&);                    \
+  template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
+
+FACTORMAX_INSTANTIATE(float)
+FACTORMAX_INSTANTIATE(double)
+
+}  // namespace factormax

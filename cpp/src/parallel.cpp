@@ -1,0 +1,145 @@
+#include "factormax/parallel.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace factormax {
+namespace {
+
+std::atomic<int> requested_threads{0};
+
+struct Job {
+  const std::function<void(std::int64_t, bool)>* body;
+  std::int64_t count;
+  std::int64_t chunk;
+  int helpers;  // how many more workers may join
+  std::atomic<std::int64_t> next{0};
+  int working = 0;  // workers inside, guarded by the pool's mutex
+
+  void run(bool is_caller) {
+    for (;;) {
+      const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
+      if (begin >= count) return;
+      const std::int64_t end = std::min(count, begin + chunk);
+      for (std::int64_t i = begin; i < end; ++i) (*body)(i, is_caller);
+    }
+  }
+};
+
+class Pool {
+ public:
+  void run(Job& job, const std::function<void()>& idle) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grow(job.helpers);
+      jobs_.push_back(&job);
+    }
+    if (job.helpers == 1) {
+      wake_.notify_one();
+    } else {
+      wake_.notify_all();
+    }
+    job.run(true);
+    std::unique_lock<std::mutex> lock(mutex_);
+    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
+    while (job.working > 0) {
+      if (done_.wait_for(lock, std::chrono::milliseconds(50)) == std::cv_status::timeout) {
+        lock.unlock();
+        idle();
+        lock.lock();
+      }
+    }
+  }
+
+ private:
+  void grow(int wanted) {
+    try {
+      while (threads_ < wanted) {
+        std::thread([this] { work(); }).detach();
+        ++threads_;
+      }
+    } catch (const std::system_error&) {
+      // No more threads to be had: the caller and those there are do the work.
+    }
+  }
+
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      Job* job = nullptr;
+      for (Job* candidate : jobs_) {
+        if (candidate->helpers > 0 && candidate->next.load() < candidate->count) {
+          job = candidate;
+          break;
+        }
+      }
+      if (job == nullptr) {
+        wake_.wait(lock);
+        continue;
+      }
+      --job->helpers;
+      ++job->working;
+      lock.unlock();
+      job->run(false);
+      lock.lock();
+      if (--job->working == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<Job*> jobs_;
+  int threads_ = 0;
+};
+
+// Never destroyed: its threads wait until the process ends. In a forked child they do not exist,
+// so the child starts a pool of its own.
+std::atomic<Pool*> pool{nullptr};
+
+Pool& the_pool() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool); });
+  (void)registered;
+  Pool* current = pool.load();
+  if (current == nullptr) {
+    Pool* fresh = new Pool;
+    if (pool.compare_exchange_strong(current, fresh)) return *fresh;
+    delete fresh;
+  }
+  return *current;
+}
+
+}  // namespace
+
+void set_num_threads(int threads) { requested_threads.store(threads); }
+
+int get_num_threads() {
+  const int requested = requested_threads.load();
+  if (requested > 0) return requested;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void parallel_for(std::int64_t count, const std::function<void(std::int64_t, bool)>& body,
+                  const std::function<void()>& idle) {
+  const int threads = static_cast<int>(std::min<std::int64_t>(get_num_threads(), count));
+  Job job;
+  job.body = &body;
+  job.count = count;
+  job.chunk = std::max<std::int64_t>(1, count / (std::int64_t(threads) * 8 + 1));
+  job.helpers = threads - 1;
+  if (threads <= 1) {
+    job.run(true);
+  } else {
+    the_pool().run(job, idle);
+  }
+}
+
+}  // namespace factormax

@@ -1,0 +1,74 @@
+"""factormax: sparse structured inference in factor graphs, as a differentiable layer.
+
+Write a graph in a few lines, solve it, and differentiate through the solution::
+
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)          # (m, n), NumPy or torch
+    fg.add(fm.Xor(u, axis=1))             # every row exactly one
+    fg.add(fm.AtMostOne(u, axis=0))       # every column at most one
+    fg.solve()
+    u.value                               # a sparse combination of matchings
+"""
+
+from factormax._core import get_num_threads
+from factormax.errors import (
+    FactormaxError,
+    GraphError,
+    InfeasibleError,
+    NotConvergedError,
+    NotConvergedWarning,
+    ShapeError,
+)
+from factormax.factors import (
+    AndOut,
+    AtLeast,
+    AtMostOne,
+    Budget,
+    Exactly,
+    Factor,
+    Imply,
+    Knapsack,
+    Nand,
+    Or,
+    OrOut,
+    Pair,
+    Xor,
+    XorOut,
+)
+from factormax.graph import FactorGraph, TorchFactorGraph
+from factormax.solution import Solution
+from factormax.status import Status
+from factormax.threads import set_num_threads
+from factormax.variable import Variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AndOut",
+    "AtLeast",
+    "AtMostOne",
+    "Budget",
+    "Exactly",
+    "Factor",
+    "FactorGraph",
+    "FactormaxError",
+    "GraphError",
+    "Imply",
+    "InfeasibleError",
+    "Knapsack",
+    "Nand",
+    "NotConvergedError",
+    "NotConvergedWarning",
+    "Or",
+    "OrOut",
+    "Pair",
+    "ShapeError",
+    "Solution",
+    "Status",
+    "TorchFactorGraph",
+    "Variable",
+    "Xor",
+    "XorOut",
+    "get_num_threads",
+    "set_num_threads",
+]

@@ -1,0 +1,59 @@
+"""Checks of the numbers of a solve, the same for every front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import FloatArray
+
+__all__ = ["check_scores"]
+
+
+def check_scores(
+    scores: FloatArray,
+    mask: npt.NDArray[np.bool_] | None,
+    layout: Sequence[tuple[str, tuple[int, ...]]],
+    batch_shape: Sequence[int],
+    allow_minus_inf: bool = True,
+) -> None:
+    """Raises for the first NaN or +inf where the mask is set.
+
+    Args:
+        scores: `(B, n)`.
+        mask: `(B, n)`, or None.
+        layout: names and shapes of what is laid out along the second axis.
+        batch_shape: the shape of the first axis.
+        allow_minus_inf: whether −inf is legal.
+
+    Raises:
+        ValueError: naming the object and the first index.
+    """
+    if np.isfinite(scores).all():
+        return
+    bad = np.isnan(scores) | (scores == np.inf)
+    if not allow_minus_inf:
+        bad |= scores == -np.inf
+    if mask is not None:
+        bad &= mask
+    if not bad.any():
+        return
+    instance, column = np.argwhere(bad)[0]
+    number = scores[instance, column]
+    offset = int(column)
+    for name, shape in layout:
+        size = math.prod(shape)
+        if offset < size:
+            lead = np.unravel_index(instance, tuple(batch_shape)) if batch_shape else ()
+            place = np.unravel_index(offset, shape) if shape else ()
+            index = tuple(int(i) for i in (*lead, *place))
+            what = "NaN" if np.isnan(number) else f"{number:+}"
+            legal = "finite numbers or -inf" if allow_minus_inf else "finite numbers"
+            raise ValueError(
+                f"{name}: scores must be {legal}, got {what} at index {index} "
+                f"(batch dimensions first)."
+            )
+        offset -= size

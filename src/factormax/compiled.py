@@ -1,0 +1,262 @@
+"""From a list of factors to the index arrays of the core.
+
+A graph is described by a `Wiring`: a text that names each factor's kind and size, and the
+concatenated indices. `compile_wiring` turns it into a `CompiledGraph`, once: graphs built again
+and again with the same wiring, as a training loop does, share it. `CompiledGraph.lower` adds what
+depends on masks and parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import FloatArray, IndexArray
+from factormax.factors import REGISTRY
+from factormax.factors.base import Factor, Group, RowBlocks
+
+__all__ = ["CompiledGraph", "Lowered", "Wiring", "compile_wiring", "num_dual"]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What is in a graph, without the numbers.
+
+    `spec` is one entry a factor, joined by `;`: `kind,k,d,flags`, where flags has a letter a
+    parameter: `s` shared by the instances, `b` one for each.
+    """
+
+    num_variables: int
+    spec: str
+    index: IndexArray  # all factors' (k, d) indices, flat
+    negated: npt.NDArray[np.uint8]  # the same for negation; empty if there is none
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One factor of a spec."""
+
+    cls: type[Factor]
+    k: int
+    d: int
+    flags: str
+
+
+@lru_cache(maxsize=256)
+def parse_spec(spec: str) -> tuple[Entry, ...]:
+    """The entries of a wiring's spec."""
+    entries = []
+    for text in filter(None, spec.split(";")):
+        kind, k, d, flags = text.split(",")
+        entries.append(Entry(REGISTRY[kind], int(k), int(d), flags))
+    return tuple(entries)
+
+
+@lru_cache(maxsize=256)
+def num_dual(spec: str) -> int:
+    """The number of multipliers: one a row, one a pair."""
+    return sum(entry.cls.num_rows(entry.d) * entry.k for entry in parse_spec(spec))
+
+
+@dataclass
+class _Bundle:
+    """All factors of one kind, size and parameter layout: lowered together."""
+
+    cls: type[Factor]
+    index: IndexArray  # (k, d)
+    negated: npt.NDArray[np.bool_]  # (k, d)
+    entries: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The rows of a batch. A leading dimension of 1 is shared by all instances."""
+
+    col: npt.NDArray[np.int32]  # (1 | B, nnz)
+    kind: npt.NDArray[np.int8]  # (1 | B, R)
+    coef: dict[type[np.floating], FloatArray]  # by dtype, (1 | B, nnz)
+    rhs: dict[type[np.floating], FloatArray]  # by dtype, (1 | B, R)
+
+
+class CompiledGraph:
+    """The immutable index arrays of a graph.
+
+    Attributes:
+        row_ptr: `(R + 1,)`, where the entries of each row begin.
+        pairs: `(P, 2)`, the variables of each pair; `pair_negated` likewise.
+        block_ptr: `(F + 1,)`, where the rows of each factor begin; `block_kind`: `(F,)`.
+        block_isolated: `(F + P,)`, factors that share no variable with another.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.num_variables = wiring.num_variables
+        self.entries = parse_spec(wiring.spec)
+        pairs: list[IndexArray] = []
+        pair_negated: list[npt.NDArray[np.bool_]] = []
+        bundles: dict[tuple[type[Factor], int, str], list[int]] = {}
+        index: list[IndexArray] = []
+        negated: list[npt.NDArray[np.bool_]] = []
+        start = 0
+        for position, entry in enumerate(self.entries):
+            stop = start + entry.k * entry.d
+            index.append(wiring.index[start:stop].reshape(entry.k, entry.d))
+            flags = wiring.negated[start:stop].astype(bool) if wiring.negated.size else None
+            negated.append(
+                np.zeros((entry.k, entry.d), dtype=bool)
+                if flags is None
+                else flags.reshape(entry.k, entry.d)
+            )
+            start = stop
+            if entry.cls.soft:
+                pairs.append(index[-1])
+                pair_negated.append(negated[-1])
+            elif entry.k > 0:
+                bundles.setdefault((entry.cls, entry.d, entry.flags), []).append(position)
+        self.bundles = [
+            _Bundle(
+                cls,
+                np.concatenate([index[i] for i in members]),
+                np.concatenate([negated[i] for i in members]),
+                members,
+            )
+            for (cls, _, _), members in bundles.items()
+        ]
+        self.pairs = _stack(pairs, np.int32)
+        self.pair_negated = _stack(pair_negated, np.uint8)
+        self._last: tuple[bytes, Lowered] | None = None
+
+        # Topology: what lowering gives for lengths does not depend on masks and parameters.
+        plain = [self._lower_bundle(b, None, None) for b in self.bundles]
+        lengths = [np.tile(r.lengths, r.col.shape[1]) for r in plain]
+        rows = [np.full(r.col.shape[1], len(r.lengths)) for r in plain]
+        self.row_ptr = _offsets(lengths)
+        self.block_ptr = _offsets(rows)
+        kinds = [np.full(r.col.shape[1], r.block_kind, dtype=np.int8) for r in plain]
+        self.block_kind = np.concatenate([np.zeros(0, dtype=np.int8), *kinds])
+        self.block_isolated = self._isolated()
+
+    def _isolated(self) -> npt.NDArray[np.uint8]:
+        links = [b.index.reshape(-1) for b in self.bundles] + [self.pairs.reshape(-1)]
+        degree = np.bincount(np.concatenate(links), minlength=self.num_variables)
+        blocks = [b.index for b in self.bundles] + [self.pairs]
+        alone = [(degree[i] == 1).all(axis=1) for i in blocks]
+        return np.concatenate(alone).astype(np.uint8)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of hard rows."""
+        return len(self.row_ptr) - 1
+
+    def lower(self, params: FloatArray, mask: npt.NDArray[np.bool_] | None, batch: int) -> Lowered:
+        """The rows of a batch with these parameters (flat) and mask (`(B, n)`, or None)."""
+        key = params.tobytes()
+        static = mask is None and not any("b" in e.flags for e in self.entries)
+        if static:
+            last = self._last
+            if last is not None and last[0] == key:
+                return last[1]
+        blocks = [
+            self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
+        ]
+        lowered = Lowered(
+            col=_join([r.col for r in blocks], np.int32),
+            kind=_join([r.kind for r in blocks], np.int8),
+            coef={},
+            rhs={},
+        )
+        coef = _join([r.coef for r in blocks], np.float64)
+        rhs = _join([r.rhs for r in blocks], np.float64)
+        for dtype in (np.float64, np.float32):
+            lowered.coef[dtype] = coef.astype(dtype, copy=False)
+            lowered.rhs[dtype] = rhs.astype(dtype, copy=False)
+        if static:
+            self._last = (key, lowered)
+        return lowered
+
+    def _params_of(self, bundle: _Bundle, params: FloatArray, batch: int) -> list[FloatArray]:
+        """The bundle's parameters, each `(1 | B, k)` or `(1 | B, k, d)`."""
+        offsets = self._param_offsets(batch)
+        d = bundle.index.shape[1]
+        collected = []
+        for slot, shape in enumerate(bundle.cls.param_shapes):
+            parts = []
+            for position in bundle.entries:
+                entry = self.entries[position]
+                size = entry.k * (entry.d if shape == "literal" else 1)
+                lead = batch if entry.flags[slot] == "b" else 1
+                start = offsets[position] + self._slot_offset(entry, slot, batch)
+                parts.append(params[start : start + lead * size].reshape(lead, size))
+            joined = np.concatenate(parts, axis=1)
+            literal = shape == "literal"
+            collected.append(joined.reshape(len(joined), -1, d) if literal else joined)
+        return collected
+
+    @staticmethod
+    def _slot_offset(entry: Entry, slots: int, batch: int) -> int:
+        """The numbers that the first `slots` parameters of a factor take."""
+        offset = 0
+        for shape, flag in list(zip(entry.cls.param_shapes, entry.flags, strict=True))[:slots]:
+            size = entry.k * (entry.d if shape == "literal" else 1)
+            offset += size * (batch if flag == "b" else 1)
+        return offset
+
+    def _param_offsets(self, batch: int) -> list[int]:
+        offsets, start = [], 0
+        for entry in self.entries:
+            offsets.append(start)
+            start += self._slot_offset(entry, len(entry.flags), batch)
+        return offsets
+
+    def _lower_bundle(
+        self,
+        bundle: _Bundle,
+        params: list[FloatArray] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> RowBlocks:
+        k, d = bundle.index.shape
+        if params is None:  # only the topology is wanted
+            shapes = {"factor": (1, k), "literal": (1, k, d)}
+            params = [np.ones(shapes[s]) for s in bundle.cls.param_shapes]
+        present = np.ones((1, k, d), dtype=bool) if mask is None else mask[:, bundle.index]
+        return bundle.cls.lower(Group(bundle.index, bundle.negated, present, tuple(params)))
+
+
+def _stack(parts: list[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.generic]:
+    if not parts:
+        return np.zeros((0, 2), dtype=dtype)
+    return np.ascontiguousarray(np.concatenate(parts), dtype=dtype)
+
+
+def _offsets(lengths: list[IndexArray]) -> npt.NDArray[np.int32]:
+    ends = np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *lengths]))
+    return ends.astype(np.int32)
+
+
+def _join(parts: list[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.generic]:
+    """Concatenates `(1 | B, k, ...)` blocks to `(1 | B, total)`."""
+    if not parts:
+        return np.zeros((1, 0), dtype=dtype)
+    lead = max(p.shape[0] for p in parts)
+    flat = [np.broadcast_to(p, (lead, *p.shape[1:])).reshape(lead, -1) for p in parts]
+    joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+    return np.ascontiguousarray(joined, dtype=dtype)
+
+
+@lru_cache(maxsize=64)
+def _compile(num_variables: int, spec: str, index: bytes, negated: bytes) -> CompiledGraph:
+    wiring = Wiring(
+        num_variables,
+        spec,
+        np.frombuffer(index, dtype=np.int64),
+        np.frombuffer(negated, dtype=np.uint8),
+    )
+    return CompiledGraph(wiring)
+
+
+def compile_wiring(wiring: Wiring) -> CompiledGraph:
+    """The compiled graph of a wiring; the last few are remembered."""
+    index, negated = wiring.index.tobytes(), wiring.negated.tobytes()
+    return _compile(wiring.num_variables, wiring.spec, index, negated)

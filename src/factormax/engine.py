@@ -1,0 +1,203 @@
+"""The one place that calls the native core: flat NumPy arrays in, flat NumPy arrays out.
+
+Both fronts end here. What the backward pass needs is in the arrays of `RawSolution`; there is no
+solver object to keep alive.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import _core
+from factormax.arrays import FloatArray
+from factormax.compiled import CompiledGraph, Lowered, Wiring, compile_wiring
+from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
+from factormax.status import Status
+
+__all__ = ["METHODS", "Numbers", "Options", "RawSolution", "report_failures", "solve", "vjp"]
+
+METHODS = {"auto": 0, "admm": 1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to solve; the arguments of `FactorGraph.solve`."""
+
+    method: str = "auto"
+    tol: float = 1e-6
+    max_iter: int = 1000
+    step_size: float = 1.0
+    on_failure: str = "warn"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a batch of instances of one wiring."""
+
+    eta_u: FloatArray  # (B, n) float32 or float64
+    eta_v: FloatArray  # (B, P)
+    params: FloatArray  # flat float64
+    mask: npt.NDArray[np.bool_] | None  # (B, n)
+
+
+@dataclass(frozen=True)
+class RawSolution:
+    """What the core answers. `tau`, `var_side` and `row_side` are what the backward pass needs."""
+
+    mu: FloatArray  # (B, n)
+    mu_v: FloatArray  # (B, P)
+    tau: FloatArray  # (B, R + P)
+    var_side: npt.NDArray[np.int8]  # (B, n)
+    row_side: npt.NDArray[np.int8]  # (B, R + P)
+    objective: npt.NDArray[np.float64]  # (B,)
+    primal_residual: npt.NDArray[np.float64]
+    dual_residual: npt.NDArray[np.float64]
+    iterations: npt.NDArray[np.int32]
+    status: npt.NDArray[np.int32]
+
+
+def _structure(
+    graph: CompiledGraph, lowered: Lowered, numbers: Numbers, mask: npt.NDArray[np.bool_] | None
+) -> tuple[Any, ...]:
+    """The leading arguments of every function of the core."""
+    dtype = numbers.eta_u.dtype.type
+    return (
+        graph.row_ptr,
+        lowered.col,
+        lowered.coef[dtype],
+        lowered.rhs[dtype],
+        lowered.kind,
+        graph.pairs,
+        graph.pair_negated,
+        graph.block_ptr,
+        graph.block_kind,
+        graph.block_isolated,
+        None if mask is None else mask.view(np.uint8),
+        np.ascontiguousarray(numbers.eta_u),
+        np.ascontiguousarray(numbers.eta_v),
+    )
+
+
+def _prepare(wiring: Wiring, numbers: Numbers) -> tuple[CompiledGraph, tuple[Any, ...]]:
+    graph = compile_wiring(wiring)
+    mask = numbers.mask
+    gone = numbers.eta_u == -np.inf
+    if gone.any():  # a score of -inf takes the variable out, like a mask
+        mask = ~gone if mask is None else mask & ~gone
+    if mask is not None:
+        mask = np.ascontiguousarray(mask)
+    lowered = graph.lower(numbers.params, mask, numbers.eta_u.shape[0])
+    return graph, _structure(graph, lowered, numbers, mask)
+
+
+def solve(
+    wiring: Wiring, numbers: Numbers, options: Options, warm: FloatArray | None = None
+) -> RawSolution:
+    """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
+    graph, structure = _prepare(wiring, numbers)
+    batch, n = numbers.eta_u.shape
+    dtype = numbers.eta_u.dtype
+    dual = graph.num_rows + len(graph.pairs)
+    raw = RawSolution(
+        mu=np.empty((batch, n), dtype),
+        mu_v=np.empty((batch, len(graph.pairs)), dtype),
+        tau=np.empty((batch, dual), dtype),
+        var_side=np.empty((batch, n), np.int8),
+        row_side=np.empty((batch, dual), np.int8),
+        objective=np.empty(batch),
+        primal_residual=np.empty(batch),
+        dual_residual=np.empty(batch),
+        iterations=np.empty(batch, np.int32),
+        status=np.empty(batch, np.int32),
+    )
+    if batch > 0:
+        _core.solve(
+            *structure,
+            None if warm is None else np.ascontiguousarray(warm, dtype),
+            METHODS[options.method],
+            options.tol,
+            options.max_iter,
+            options.step_size,
+            *raw.__dict__.values(),
+        )
+    return raw
+
+
+def vjp(
+    wiring: Wiring,
+    numbers: Numbers,
+    raw: RawSolution,
+    grad_mu: FloatArray,
+    grad_mu_v: FloatArray,
+    grad_objective: FloatArray | None,
+    on_failure: str,
+) -> tuple[FloatArray, FloatArray]:
+    """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`."""
+    _, structure = _prepare(wiring, numbers)
+    batch, n = numbers.eta_u.shape
+    dtype = numbers.eta_u.dtype
+    grad_eta_u = np.empty((batch, n), dtype)
+    grad_eta_v = np.empty((batch, raw.mu_v.shape[1]), dtype)
+    residual = np.zeros(batch)
+    if batch > 0:
+        _core.vjp(
+            *structure,
+            np.ascontiguousarray(grad_mu, dtype),
+            np.ascontiguousarray(grad_mu_v, dtype),
+            raw.var_side,
+            raw.row_side,
+            raw.status,
+            grad_eta_u,
+            grad_eta_v,
+            residual,
+        )
+    _report_backward(residual, dtype, on_failure)
+    if grad_objective is not None:
+        # Danskin: the gradient of the optimal value is the solution itself.
+        solved = raw.status != Status.INFEASIBLE.code
+        weight = np.where(solved, grad_objective, 0).astype(dtype)[:, None]
+        grad_eta_u += np.where(solved[:, None], raw.mu, 0) * weight
+        grad_eta_v += np.where(solved[:, None], raw.mu_v, 0) * weight
+    return grad_eta_u, grad_eta_v
+
+
+def _report_backward(
+    residual: npt.NDArray[np.float64], dtype: np.dtype[Any], on_failure: str
+) -> None:
+    limit = 1e-7 if dtype == np.float64 else 1e-3
+    failed = residual > limit
+    if not failed.any() or on_failure == "ignore":
+        return
+    message = (
+        f"The backward system of {int(failed.sum())} of {failed.size} instances was solved only to "
+        f"a relative residual of {residual.max():.1e}: their gradients are inexact. Scores in "
+        f"float64 or smaller scores help."
+    )
+    if on_failure == "raise":
+        raise NotConvergedError(message)
+    warnings.warn(message, NotConvergedWarning, stacklevel=2)
+
+
+def report_failures(raw: RawSolution, on_failure: str, stacklevel: int) -> None:
+    """Raises or warns, as asked, if an instance did not converge."""
+    failed = raw.status != Status.CONVERGED.code
+    if on_failure == "ignore" or not failed.any():
+        return
+    codes, counts = np.unique(raw.status[failed], return_counts=True)
+    parts = []
+    for code, count in zip(codes, counts, strict=True):
+        who = "" if failed.size == 1 else f"{count} of {failed.size} instances: "
+        parts.append(who + Status.from_code(int(code)).value)
+    if Status.MAX_ITER.code in codes:
+        worst = np.max(np.maximum(raw.primal_residual, raw.dual_residual)[failed])
+        parts.append(f"(largest residual {worst:.1e})")
+    message = " ".join(parts)
+    if on_failure == "raise":
+        infeasible = Status.INFEASIBLE.code in codes
+        raise (InfeasibleError if infeasible else NotConvergedError)(message)
+    warnings.warn(message, NotConvergedWarning, stacklevel=stacklevel)

@@ -1,0 +1,53 @@
+"""The factors, one a file."""
+
+from factormax.factors.and_out import AndOut
+from factormax.factors.at_least import AtLeast
+from factormax.factors.at_most_one import AtMostOne
+from factormax.factors.base import Factor
+from factormax.factors.budget import Budget
+from factormax.factors.exactly import Exactly
+from factormax.factors.imply import Imply
+from factormax.factors.knapsack import Knapsack
+from factormax.factors.nand import Nand
+from factormax.factors.or_ import Or
+from factormax.factors.or_out import OrOut
+from factormax.factors.pair import Pair
+from factormax.factors.xor import Xor
+from factormax.factors.xor_out import XorOut
+
+__all__ = [
+    "AndOut",
+    "AtLeast",
+    "AtMostOne",
+    "Budget",
+    "Exactly",
+    "Factor",
+    "Imply",
+    "Knapsack",
+    "Nand",
+    "Or",
+    "OrOut",
+    "Pair",
+    "Xor",
+    "XorOut",
+]
+
+#: The built-in factors by name: how a compiled graph finds its way back to them.
+REGISTRY: dict[str, type[Factor]] = {
+    cls.__name__: cls
+    for cls in (
+        AndOut,
+        AtLeast,
+        AtMostOne,
+        Budget,
+        Exactly,
+        Imply,
+        Knapsack,
+        Nand,
+        Or,
+        OrOut,
+        Pair,
+        Xor,
+        XorOut,
+    )
+}

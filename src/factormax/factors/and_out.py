@@ -1,0 +1,28 @@
+"""The last is the conjunction of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from factormax.factors.base import Group, RowBlocks
+from factormax.factors.or_out import OrOut
+
+__all__ = ["AndOut"]
+
+
+class AndOut(OrOut):
+    r"""The last is on exactly if all the others are.
+
+    $$\sum_{i<d} \mu_i - d + 2 \le \mu_d \le \mu_i$$
+
+    By De Morgan, it is `OrOut` with every variable negated.
+
+    Args:
+        variables: a variable, a slice, or a list of them; the last one is the output.
+        axis: one factor along this axis; by default one factor over everything.
+    """
+
+    @classmethod
+    def lower(cls, group: Group) -> RowBlocks:
+        """The rows of `OrOut` over the negated literals."""
+        return super().lower(replace(group, negated=~group.negated))

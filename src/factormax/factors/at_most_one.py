@@ -1,0 +1,24 @@
+"""At most one is on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from factormax.arrays import FloatArray
+from factormax.factors.base import Group, LinearFactor
+
+__all__ = ["AtMostOne"]
+
+
+class AtMostOne(LinearFactor):
+    r"""At most one of the variables is on: $\sum_i \mu_i \le 1$.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        axis: one factor along this axis; by default one factor over everything.
+    """
+
+    @classmethod
+    def bound(cls, group: Group) -> FloatArray:
+        """At most 1."""
+        return np.ones((1, 1))

@@ -1,0 +1,268 @@
+"""What a factor is made of, and how it says so.
+
+A factor object records which variables it sees (`index`, a `(k, d)` array: k factors of the same
+kind over d literals each) and its parameters. Its class knows how such a group becomes rows of the
+compact dual (`lower`); the solvers see only those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import Array, FloatArray, IndexArray
+from factormax.errors import GraphError, ShapeError
+from factormax.variable import Variable
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = [
+    "ABSENT",
+    "EQUALITY",
+    "INEQUALITY",
+    "OR_OUT",
+    "ROW",
+    "Factor",
+    "Group",
+    "LinearFactor",
+    "RowBlocks",
+]
+
+ABSENT, INEQUALITY, EQUALITY = 0, 1, 2  # RowKind of the core
+ROW, OR_OUT = 0, 1  # BlockKind of the core
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Group:
+    """k factors of one kind over d literals each, for a batch of instances.
+
+    A leading dimension of 1 stands for "the same in every instance".
+    """
+
+    index: IndexArray  # (k, d)
+    negated: BoolArray  # (k, d)
+    present: BoolArray  # (1 | B, k, d)
+    params: tuple[FloatArray, ...]  # each (1 | B, k) or (1 | B, k, d)
+
+    @property
+    def count(self) -> IndexArray:
+        """How many variables of each factor are present, `(1 | B, k)`."""
+        return self.present.sum(axis=-1)
+
+    @property
+    def last(self) -> IndexArray:
+        """The position of the last present variable of each factor, `(1 | B, k)`."""
+        d = self.present.shape[-1]
+        return np.asarray(d - 1 - np.argmax(self.present[..., ::-1], axis=-1))
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """k blocks of r sparse rows each, all blocks with the same row lengths."""
+
+    lengths: IndexArray  # (r,) entries of each row of a block
+    col: IndexArray  # (1 | B, k, sum of lengths)
+    coef: FloatArray  # (1 | B, k, sum of lengths)
+    rhs: FloatArray  # (1 | B, k, r)
+    kind: npt.NDArray[np.int8]  # (1 | B, k, r)
+    block_kind: int = ROW
+
+
+class Factor:
+    """Base class of all factors.
+
+    Attributes:
+        graph: the graph of its variables.
+        index: `(k, d)`, the variables of each of the k factors that the object stands for.
+        negated: `(k, d)`, or None if no variable is negated.
+    """
+
+    #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
+    param_shapes: ClassVar[tuple[str, ...]] = ()
+    #: Whether it is a pair with a score: a soft row, which the core makes itself.
+    soft: ClassVar[bool] = False
+
+    graph: FactorGraph
+    index: IndexArray
+    negated: BoolArray | None
+    group_shape: tuple[int, ...]
+    params: tuple[FloatArray, ...] = ()  # each (1 | B, k) or (1 | B, k * d)
+
+    def _take(
+        self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
+    ) -> None:
+        """Records the variables: all of them in one factor, or one factor along `axis`."""
+        given = [variables] if isinstance(variables, Variable) else list(variables)
+        self._given = given
+        if not given:
+            raise GraphError(f"{self.kind}: the list of variables is empty.")
+        for u in given:
+            if not isinstance(u, Variable):
+                raise GraphError(
+                    f"{self.kind} takes a variable of a FactorGraph or a list of them, "
+                    f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
+                )
+            if u.graph is not given[0].graph:
+                raise GraphError(f"{self.name}: the variables belong to different graphs.")
+        self.graph = given[0].graph
+        if axis is None:
+            parts = [u.index.reshape(1, -1) for u in given]
+            self.group_shape = ()
+        else:
+            parts = [self._rows_along(u, axis) for u in given]
+            self.group_shape = _drop_axes(given[0].index.shape, axis)
+            if any(_drop_axes(u.index.shape, axis) != self.group_shape for u in given):
+                raise ShapeError(
+                    f"{self.name}: with axis={axis} the variables must agree in shape but for "
+                    f"that axis, got {[u.shape for u in given]}."
+                )
+        self.index = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        self.negated = None
+        if any(u.negated for u in given):
+            flags = [np.full(p.shape, u.negated) for u, p in zip(given, parts, strict=True)]
+            self.negated = np.concatenate(flags, axis=1)
+        if self.index.shape[1] == 0 and self.index.shape[0] > 0:
+            raise GraphError(f"{self.name}: there is no variable in it.")
+        if len(given) > 1 or not given[0].distinct:
+            self._check_distinct()
+
+    def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        ndim = u.index.ndim
+        if len(set(a % ndim if ndim else a for a in axes)) != len(axes) or any(
+            not -ndim <= a < ndim for a in axes
+        ):
+            raise ShapeError(
+                f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
+                f"batch dimensions aside."
+            )
+        moved = np.moveaxis(u.index, axes, range(ndim - len(axes), ndim))
+        size = 1
+        for a in axes:
+            size *= u.index.shape[a]
+        rows = 1
+        for s in moved.shape[: ndim - len(axes)]:
+            rows *= s
+        return moved.reshape(rows, size)
+
+    def _check_distinct(self) -> None:
+        ordered = np.sort(self.index, axis=1)
+        repeated = ordered[:, 1:] == ordered[:, :-1]
+        if repeated.any():
+            row, at = np.argwhere(repeated)[0]
+            raise GraphError(
+                f"{self.name}: {self.graph.scalar_name(int(ordered[row, at]))} is in it twice. "
+                f"List every variable once."
+            )
+
+    @property
+    def kind(self) -> str:
+        """The name of the factor's class."""
+        return type(self).__name__
+
+    @property
+    def name(self) -> str:
+        """How the factor is called in messages, for example `Budget over u[:, 3]`."""
+        names = ", ".join(u.name for u in self._given[:4])
+        return f"{self.kind} over {names}" + (", ..." if len(self._given) > 4 else "")
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    @property
+    def value(self) -> Array:
+        """The marginals of the factor's own scores, after a query.
+
+        Raises:
+            GraphError: if the factor has no scores, or before any query.
+        """
+        raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
+
+    @classmethod
+    def num_rows(cls, d: int) -> int:
+        """How many rows one factor over d variables has."""
+        return 1
+
+    @classmethod
+    def lower(cls, group: Group) -> RowBlocks:
+        """The rows of a group of such factors."""
+        raise NotImplementedError
+
+
+def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    drop = {a % len(shape) for a in axes}
+    return tuple(s for i, s in enumerate(shape) if i not in drop)
+
+
+class LinearFactor(Factor):
+    """A factor that is one linear row over its literals: `s · l <= c`, or `s · l = c`.
+
+    A literal l is a variable or its negation. Subclasses give `s` and `c`, which may depend on how
+    many variables are present: a masked variable is gone, not off.
+    """
+
+    equality: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        variables: Variable | Sequence[Variable],
+        *,
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        self._take(variables, axis)
+
+    @classmethod
+    def coefficients(cls, group: Group) -> FloatArray:
+        """`s`, broadcastable to `(1 | B, k, d)`."""
+        return np.ones((1, 1, 1))
+
+    @classmethod
+    def bound(cls, group: Group) -> FloatArray:
+        """`c`, broadcastable to `(1 | B, k)`."""
+        raise NotImplementedError
+
+    @classmethod
+    def lower(cls, group: Group) -> RowBlocks:
+        """One row a factor. `l = 1 - mu` flips the sign of an entry and moves the bound."""
+        s = cls.coefficients(group) * group.present
+        c = cls.bound(group) - np.sum(s * group.negated, axis=-1)
+        coef = np.where(group.negated, -s, s)
+        count = group.count
+        sense = EQUALITY if cls.equality else INEQUALITY
+        kind = np.where(count > 0, sense, ABSENT).astype(np.int8)
+        rhs = np.broadcast_to(c, np.broadcast_shapes(c.shape, kind.shape))
+        return RowBlocks(
+            lengths=np.array([group.index.shape[1]]),
+            col=group.index[None],
+            coef=coef,
+            rhs=rhs[..., None],
+            kind=kind[..., None],
+        )
+
+
+def last_negative(group: Group) -> FloatArray:
+    """Coefficients 1, and -1 for the last variable present."""
+    d = group.index.shape[1]
+    return np.where(np.arange(d) == group.last[..., None], -1.0, 1.0)
+
+
+def check_whole(factor: Factor, word: str, value: FloatArray) -> None:
+    """Raises unless every number is whole and not negative."""
+    bad = ~(np.isfinite(value) & (value >= 0) & (value == np.floor(value)))
+    if bad.any():
+        worst = value[bad].ravel()[0]
+        rule = "at least 0" if worst < 0 else "a whole number"
+        raise GraphError(f"{factor.name}: {word} must be {rule}, got {_plain(worst)}.")
+
+
+def _plain(value: Any) -> str:
+    number = float(value)
+    return str(int(number)) if number.is_integer() else str(number)

@@ -1,0 +1,37 @@
+"""At most a given number is on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from factormax.arrays import ArrayLike
+from factormax.factors.counting import CountingFactor
+from factormax.variable import Variable
+
+__all__ = ["Budget"]
+
+
+class Budget(CountingFactor):
+    r"""At most `budget` of the variables are on: $\sum_i \mu_i \le B$.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        budget: a whole number; one for each factor of `axis`, and `(*batch, ...)` for one for
+            each instance.
+        axis: one factor along this axis; by default one factor over everything.
+
+    Raises:
+        GraphError: if the budget is negative or not whole.
+    """
+
+    word = "budget"
+    needs_that_many = False
+
+    def __init__(
+        self,
+        variables: Variable | Sequence[Variable],
+        budget: ArrayLike,
+        *,
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(variables, budget, axis=axis)

@@ -1,0 +1,24 @@
+"""Exactly a given number is on."""
+
+from __future__ import annotations
+
+from factormax.factors.counting import CountingFactor
+
+__all__ = ["Exactly"]
+
+
+class Exactly(CountingFactor):
+    r"""Exactly `count` of the variables are on: $\sum_i \mu_i = c$.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        count: a whole number; one for each factor of `axis`, and `(*batch, ...)` for one for
+            each instance.
+        axis: one factor along this axis; by default one factor over everything.
+
+    Raises:
+        GraphError: if the count is negative or not whole.
+        InfeasibleError: if it is above the number of variables.
+    """
+
+    equality = True

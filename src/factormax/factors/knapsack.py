@@ -1,0 +1,88 @@
+"""A budget on the sum of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from factormax.arrays import ArrayLike, FloatArray
+from factormax.errors import GraphError
+from factormax.factors.base import Group, LinearFactor
+from factormax.factors.params import take_param
+from factormax.variable import Variable
+
+__all__ = ["Knapsack"]
+
+
+class Knapsack(LinearFactor):
+    r"""The costs of what is on stay within the budget: $\sum_i c_i \mu_i \le B$.
+
+    The set is the box and the half-space. It is larger than the hull of the 0/1 points in it:
+    with costs (2, 2) and a budget of 3, both variables may be on by 3/4.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        costs: not negative, of the shape of the variables (of the whole list, flat), or
+            `(*batch, ...)` for each instance its own.
+        budget: not negative; one for each factor of `axis`, and `(*batch, ...)` for one for each
+            instance.
+        axis: one factor along this axis; by default one factor over everything.
+
+    Raises:
+        GraphError: if a cost or the budget is negative or not finite.
+    """
+
+    param_shapes = ("literal", "factor")
+
+    def __init__(
+        self,
+        variables: Variable | Sequence[Variable],
+        costs: ArrayLike,
+        budget: ArrayLike,
+        *,
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(variables, axis=axis)
+        self.params = (
+            self._take_costs(costs, axis),
+            take_param(self, "budget", budget, self.group_shape),
+        )
+        self.check()
+
+    def _take_costs(self, costs: ArrayLike, axis: int | tuple[int, ...] | None) -> FloatArray:
+        if len(self._given) > 1 or axis is None:
+            single = len(self._given) == 1
+            shape = self._given[0].shape if single else (self.index.shape[1],)
+            return take_param(self, "costs", costs, shape)
+        (u,) = self._given
+        given = take_param(self, "costs", costs, u.shape)
+        # The costs follow their variables to the rows that `axis` makes.
+        order = Variable(self.graph, u.position, np.arange(u.size).reshape(u.shape))
+        return given[:, self._rows_along(order, axis).reshape(-1)]
+
+    def check(self) -> None:
+        """Raises unless costs and budget are finite and not negative."""
+        for word, value in zip(("costs", "budget"), self.params, strict=True):
+            bad = ~(np.isfinite(value) & (value >= 0))
+            if bad.any():
+                raise GraphError(
+                    f"{self.name}: {word} must be finite and at least 0, "
+                    f"got {value[bad].ravel()[0]}."
+                )
+
+    @classmethod
+    def _scale(cls, group: Group) -> FloatArray:
+        """The largest cost of a factor, `(1 | B, k)`, so that rows are in units of variables."""
+        largest = np.max(group.params[0] * group.present, axis=-1, initial=0.0)
+        return np.where(largest > 0, largest, 1.0)
+
+    @classmethod
+    def coefficients(cls, group: Group) -> FloatArray:
+        """The costs, the largest as 1."""
+        return np.asarray(group.params[0] / cls._scale(group)[..., None])
+
+    @classmethod
+    def bound(cls, group: Group) -> FloatArray:
+        """The budget, in the same units."""
+        return np.asarray(group.params[1] / cls._scale(group))

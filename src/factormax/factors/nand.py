@@ -1,0 +1,22 @@
+"""Not all are on."""
+
+from __future__ import annotations
+
+from factormax.arrays import FloatArray
+from factormax.factors.base import Group, LinearFactor
+
+__all__ = ["Nand"]
+
+
+class Nand(LinearFactor):
+    r"""Not all of the d variables are on: $\sum_i \mu_i \le d - 1$.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        axis: one factor along this axis; by default one factor over everything.
+    """
+
+    @classmethod
+    def bound(cls, group: Group) -> FloatArray:
+        """All but one."""
+        return group.count - 1.0

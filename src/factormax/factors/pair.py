@@ -1,0 +1,87 @@
+"""A score for two variables being on together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from factormax.arrays import Array, ArrayLike, is_tensor
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.base import Factor
+from factormax.variable import Variable
+
+__all__ = ["Pair"]
+
+
+class Pair(Factor):
+    r"""Adds `scores` where both variables are on: $s\,\mu_{12}$, over the local polytope
+
+    $$\max(0, \mu_1 + \mu_2 - 1) \le \mu_{12} \le \min(\mu_1, \mu_2).$$
+
+    One call makes a pair of every two entries of `u` and `v`, so that thousands of pairs cost no
+    more to build than one. After a query, `value` holds $\mu_{12}$, in the shape of the scores as
+    they were given.
+
+    Args:
+        u: the first variables.
+        v: the second variables, of the same shape.
+        scores: of that shape, or broadcastable to it; `(*batch, ...)` for each instance its own.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([0.5, -0.25]))
+        >>> pair = fg.add(fm.Pair(u[0], u[1], 1.0))
+        >>> _ = fg.solve()
+        >>> u.value, pair.value
+        (array([0.625, 0.625]), array(0.625))
+    """
+
+    soft = True
+
+    def __init__(self, u: Variable, v: Variable, scores: ArrayLike) -> None:
+        for end in (u, v):
+            if not isinstance(end, Variable):
+                raise GraphError(
+                    f"Pair takes two variables and their scores, got {type(end).__name__}. "
+                    f"Make variables with fg.variable_from(scores)."
+                )
+        self._given = [u, v]
+        if u.graph is not v.graph:
+            raise GraphError(f"{self.name}: the variables belong to different graphs.")
+        if u.shape != v.shape:
+            raise ShapeError(
+                f"{self.name}: both must have the same shape, got {u.shape} and {v.shape}."
+            )
+        self.graph = u.graph
+        self.group_shape = u.shape
+        self.index = np.stack([u.index.reshape(-1), v.index.reshape(-1)], axis=1)
+        self.negated = None
+        if u.negated or v.negated:
+            self.negated = np.repeat([[u.negated, v.negated]], self.index.shape[0], axis=0)
+        if u.position == v.position:
+            self._check_distinct()
+        self.scores = scores if is_tensor(scores) else np.asarray(scores)
+        self._check_scores()
+
+    def _check_scores(self) -> None:
+        shape = tuple(self.scores.shape)
+        own, batch = self.group_shape, self.graph.batch_shape
+        target = own if len(shape) <= len(own) else (*(batch or ()), *own)
+        fits = len(shape) <= len(target) and all(
+            s in (1, t) for s, t in zip(shape[::-1], target[::-1], strict=False)
+        )
+        if not fits or (len(shape) > len(own) and len(shape) != len(target)):
+            wanted = f"{own} (shared)" if not batch else f"{own} (shared) or {(*batch, *own)}"
+            raise ShapeError(f"{self.name}: scores must have shape {wanted}, got {shape}.")
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of the scores as given, without batch dimensions."""
+        given = tuple(self.scores.shape)
+        shared = len(given) <= len(self.group_shape)
+        return given if shared else given[self.graph.batch_dims :]
+
+    @property
+    def value(self) -> Array:
+        """The marginals of the pairs, in the shape of the scores, batch dimensions in front."""
+        return self.graph.factor_value_of(self)

@@ -1,0 +1,39 @@
+"""Exactly one is on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from factormax.arrays import FloatArray
+from factormax.factors.base import Group, LinearFactor
+
+__all__ = ["Xor"]
+
+
+class Xor(LinearFactor):
+    r"""Exactly one of the variables is on: $\sum_i \mu_i = 1$.
+
+    Alone, it is sparsemax: the projection onto the probability simplex.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        axis: one factor along this axis, the one a sum would reduce; by default one factor over
+            everything.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([[1.0, 0.5, -1.0], [0.0, 3.0, 0.0]]))
+        >>> _ = fg.add(fm.Xor(u, axis=1))
+        >>> _ = fg.solve()
+        >>> u.value
+        array([[0.75, 0.25, 0.  ],
+               [0.  , 1.  , 0.  ]])
+    """
+
+    equality = True
+
+    @classmethod
+    def bound(cls, group: Group) -> FloatArray:
+        """Exactly 1."""
+        return np.ones((1, 1))

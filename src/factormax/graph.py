@@ -1,0 +1,352 @@
+"""The builder: variables and factors go in, queries are asked of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import Array, ArrayLike, is_tensor
+from factormax.compiled import Wiring
+from factormax.engine import METHODS, Options
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.base import Factor
+from factormax.factors.pair import Pair
+from factormax.solution import Solution
+from factormax.variable import Variable
+
+__all__ = ["FactorGraph", "TorchFactorGraph"]
+
+F = TypeVar("F", bound=Factor)
+
+
+@dataclass(eq=False)
+class VariableTensor:
+    """A whole tensor of variables, as it was given."""
+
+    name: str
+    shape: tuple[int, ...]  # without batch dimensions
+    start: int  # in the graph's list of variables
+    scores: Any  # (*batch, *shape), or None for zero scores
+    mask: Any  # broadcastable to that, or None
+    variable: Variable
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class FactorGraph:
+    r"""A factor graph over binary variables, for NumPy arrays and torch tensors alike.
+
+    `solve` finds the LP-SparseMAP solution,
+
+    $$\max_\mu\; \eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2,$$
+
+    over the $\mu$ that every factor agrees with. It is sparse, unique, and differentiable.
+
+    Args:
+        batch_dims: how many leading dimensions of every scores array are batch dimensions. All
+            instances share the factors; scores, masks and parameters may differ.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([[1.0, 0.9], [0.8, 0.1]]))
+        >>> rows = fg.add(fm.Xor(u, axis=1))
+        >>> columns = fg.add(fm.AtMostOne(u, axis=0))
+        >>> solution = fg.solve()
+        >>> u.value.round(2)
+        array([[0.1, 0.9],
+               [0.9, 0.1]])
+    """
+
+    def __init__(self, batch_dims: int = 0) -> None:
+        if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
+            raise GraphError(f"batch_dims must be a whole number, at least 0, got {batch_dims!r}.")
+        self.batch_dims = batch_dims
+        self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
+        self.tensors: list[VariableTensor] = []
+        self.factors: list[Factor] = []
+        self.num_variables = 0
+        self._values: list[Any] | None = None
+        self._factor_values: list[tuple[Factor, Any]] = []
+
+    # ---- building --------------------------------------------------------------------------------
+
+    def variable_from(
+        self, scores: ArrayLike, mask: ArrayLike | None = None, name: str | None = None
+    ) -> Variable:
+        """Adds a tensor of binary variables with these scores.
+
+        Args:
+            scores: `(*batch, *shape)`, an array or a torch tensor. −inf takes a variable out, as
+                a mask does.
+            mask: boolean, broadcastable to the scores. Where it is False, the variable is not in
+                the problem: its value and gradient are 0, and its factors see only the others.
+            name: what messages call the variable; "u" by default.
+
+        Raises:
+            ShapeError: if the batch dimensions do not fit those of earlier variables.
+            GraphError: if the scores are no numbers, or of another library than earlier ones.
+        """
+        label = name or self._default_name()
+        if not is_tensor(scores):
+            scores = np.asarray(scores)
+        self._check_library(label, scores)
+        _check_numbers(label, scores)
+        full = tuple(scores.shape)
+        k = self.batch_dims
+        if len(full) < k:
+            raise ShapeError(
+                f"{label}: scores of shape {full} have fewer dimensions than batch_dims={k}."
+            )
+        if k > 0:
+            if self.batch_shape is None:
+                self.batch_shape = full[:k]
+            elif self.batch_shape != full[:k]:
+                raise ShapeError(
+                    f"{label}: the batch dimensions must be {self.batch_shape}, as of the "
+                    f"variables before, got scores of shape {full}."
+                )
+        if mask is not None:
+            mask = _checked_mask(label, mask, full)
+        return self._append(label, tuple(int(s) for s in full[k:]), scores, mask)
+
+    def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
+        """Adds a tensor of binary variables with zero scores, of this shape in every instance."""
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(not isinstance(s, (int, np.integer)) or s < 0 for s in dims):
+            raise ShapeError(f"A shape is made of whole numbers, at least 0, got {shape!r}.")
+        return self._append(name or self._default_name(), tuple(int(s) for s in dims), None, None)
+
+    def add(self, factor: F) -> F:
+        """Adds a factor over variables of this graph, and returns it.
+
+        Raises:
+            GraphError: if it is no factor, or one over variables of another graph.
+        """
+        if not isinstance(factor, Factor):
+            raise GraphError(
+                f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}."
+            )
+        if factor.graph is not self:
+            raise GraphError(f"{factor.name}: the variables belong to another graph.")
+        self.factors.append(factor)
+        return factor
+
+    def _default_name(self) -> str:
+        return "u" if not self.tensors else f"u{len(self.tensors)}"
+
+    def _append(self, name: str, shape: tuple[int, ...], scores: Any, mask: Any) -> Variable:
+        start = self.num_variables
+        size = math.prod(shape)
+        index = np.arange(start, start + size).reshape(shape)
+        variable = Variable(self, len(self.tensors), index)
+        self.tensors.append(VariableTensor(name, shape, start, scores, mask, variable))
+        self.num_variables = start + size
+        return variable
+
+    def _check_library(self, label: str, scores: Any) -> None:
+        for other in self.tensors:
+            if other.scores is not None and is_tensor(other.scores) != is_tensor(scores):
+                raise GraphError(
+                    f"{label}: one graph holds NumPy arrays or torch tensors, not both; "
+                    f"convert the scores of {label} or of {other.name}."
+                )
+
+    # ---- queries ---------------------------------------------------------------------------------
+
+    def solve(
+        self,
+        *,
+        method: str = "auto",
+        tol: float = 1e-6,
+        max_iter: int = 1000,
+        max_inner_iter: int = 1000,
+        step_size: float = 1.0,
+        on_failure: str = "warn",
+        warm_start: Solution | None = None,
+    ) -> Solution:
+        """Finds the LP-SparseMAP solution; `value` of the variables and factors then hold it.
+
+        Args:
+            method: "auto", or "admm" for the paper's algorithm.
+            tol: how far the constraints may be from holding.
+            max_iter: the most passes over the graph, for each instance.
+            max_inner_iter: the most oracle calls a structured factor may take in one pass.
+            step_size: of "admm".
+            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
+            warm_start: an earlier solution of a graph of the same factors to start from.
+
+        Raises:
+            ValueError: for NaN or +inf among the scores, naming the first.
+            NotConvergedError: with `on_failure="raise"`; `InfeasibleError` where it is proved
+                that no assignment satisfies the factors.
+        """
+        options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
+        if self.uses_torch:
+            from factormax import torch as front
+        else:
+            from factormax import _numpy as front  # type: ignore[no-redef]
+        return front.solve(self, options, warm_start)
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether the scores are torch tensors."""
+        return any(is_tensor(t.scores) for t in self.tensors) or any(
+            isinstance(f, Pair) and is_tensor(f.scores) for f in self.factors
+        )
+
+    # ---- for the fronts --------------------------------------------------------------------------
+
+    def wiring(self) -> Wiring:
+        """What is in the graph, without the numbers."""
+        entries, negated = [], False
+        for f in self.factors:
+            k, d = f.index.shape
+            flags = "".join(["s" if p.shape[0] == 1 else "b" for p in f.params])
+            entries.append(f"{f.kind},{k},{d},{flags}")
+            negated = negated or f.negated is not None
+        flat = [f.index.reshape(-1) for f in self.factors]
+        index = np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)
+        flags_array = np.zeros(0, dtype=np.uint8)
+        if negated:
+            parts = [
+                np.zeros(f.index.size, dtype=np.uint8)
+                if f.negated is None
+                else f.negated.reshape(-1).astype(np.uint8)
+                for f in self.factors
+            ]
+            flags_array = np.concatenate(parts)
+        return Wiring(self.num_variables, ";".join(entries), index, flags_array)
+
+    def params(self) -> npt.NDArray[np.float64]:
+        """The parameters of all factors, flat."""
+        parts = [p.reshape(-1) for f in self.factors for p in f.params]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def pairs(self) -> list[Pair]:
+        """The factors with scores, in the order in which their scores are laid out."""
+        return [f for f in self.factors if isinstance(f, Pair)]
+
+    def known_batch_shape(self) -> tuple[int, ...]:
+        """The batch dimensions.
+
+        Raises:
+            GraphError: if nothing in the graph tells them.
+        """
+        if not self.tensors:
+            raise GraphError("The graph has no variables: add some with fg.variable_from(scores).")
+        if self.batch_shape is None:
+            raise GraphError(
+                f"The batch size is unknown: no variable has scores. With batch_dims="
+                f"{self.batch_dims}, add one with fg.variable_from(scores)."
+            )
+        return self.batch_shape
+
+    def check_multipliers(self, warm_start: Solution, batch: int, dual: int) -> Any:
+        """The multipliers of an earlier solution, if they fit this graph."""
+        if not isinstance(warm_start, Solution):
+            raise GraphError(f"warm_start takes a Solution, got {type(warm_start).__name__}.")
+        tau = warm_start.multipliers
+        if tuple(tau.shape) != (batch, dual):
+            raise ShapeError(
+                f"warm_start: the earlier solution has multipliers of shape {tuple(tau.shape)}, "
+                f"this graph needs {(batch, dual)}. It must come from the same factors and batch."
+            )
+        return tau
+
+    def set_answer(self, values: list[Any], factor_values: list[tuple[Factor, Any]]) -> None:
+        """Keeps the answer of a query, for `value` to hand out."""
+        self._values = values
+        self._factor_values = factor_values
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def value_of(self, variable: Variable) -> Array:
+        """The marginals of a variable; see `Variable.value`."""
+        if self._values is None or variable.position >= len(self._values):
+            raise GraphError(f"{variable.name} has no value yet: call fg.solve() first.")
+        value = self._values[variable.position]
+        if variable.keys:
+            tensor = self.tensors[variable.position]
+            batch = value.shape[: self.batch_dims]
+            value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
+        return 1 - value if variable.negated else value  # type: ignore[no-any-return]
+
+    def factor_value_of(self, factor: Factor) -> Array:
+        """The marginals of a factor's scores; see `Factor.value`."""
+        for owner, value in self._factor_values:
+            if owner is factor:
+                return value  # type: ignore[no-any-return]
+        raise GraphError(
+            f"{factor.name} has no value yet: add it to the graph and call fg.solve() first."
+        )
+
+    def variable_name(self, position: int) -> str:
+        """What messages call a tensor of variables."""
+        return self.tensors[position].name
+
+    def scalar_name(self, index: int) -> str:
+        """What messages call a single variable, for example `u[2, 3]`."""
+        tensor = next(t for t in reversed(self.tensors) if t.start <= index)
+        place = np.unravel_index(index - tensor.start, tensor.shape)
+        return f"{tensor.name}[{', '.join(str(int(i)) for i in place)}]"
+
+    def __repr__(self) -> str:
+        count = sum(f.index.shape[0] for f in self.factors)
+        return f"<FactorGraph of {self.num_variables} variables and {count} factors>"
+
+
+#: The same class under the paper's name.
+TorchFactorGraph = FactorGraph
+
+
+def _check_numbers(label: str, scores: Any) -> None:
+    if is_tensor(scores):
+        if scores.is_complex():
+            raise GraphError(f"{label}: scores must be real numbers, got dtype {scores.dtype}.")
+    elif scores.dtype.kind not in "fiub":
+        raise GraphError(f"{label}: scores must be real numbers, got dtype {scores.dtype}.")
+
+
+def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
+    if not is_tensor(mask):
+        mask = np.asarray(mask)
+    if "bool" not in str(mask.dtype):
+        raise GraphError(f"{label}: the mask must be boolean, got dtype {mask.dtype}.")
+    given = tuple(mask.shape)
+    fits = len(given) <= len(shape) and all(
+        m in (1, s) for m, s in zip(given[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{label}: the mask must be broadcastable to the scores' shape {shape}, got {given}."
+        )
+    return mask
+
+
+def _checked_options(
+    method: str,
+    tol: float,
+    max_iter: int,
+    max_inner_iter: int,
+    step_size: float,
+    on_failure: str,
+) -> Options:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}.")
+    if on_failure not in ("warn", "raise", "ignore"):
+        raise ValueError(f'on_failure must be "warn", "raise" or "ignore", got {on_failure!r}.')
+    for word, number in (("tol", tol), ("step_size", step_size)):
+        if not (number > 0 and math.isfinite(number)):
+            raise ValueError(f"{word} must be a positive number, got {number!r}.")
+    for word, count in (("max_iter", max_iter), ("max_inner_iter", max_inner_iter)):
+        if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:
+            raise ValueError(f"{word} must be a whole number, at least 1, got {count!r}.")
+    return Options(method, float(tol), int(max_iter), float(step_size), on_failure)
+

@@ -1,0 +1,108 @@
+r"""One linear row in a box: the local solution of every factor that is a single row.
+
+Equality, inequality and soft rows differ only in the interval $[lo, hi]$ allowed to the
+multiplier, so one routine serves them all: docs/math.md (24)–(27).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from factormax.reference.rows import Infeasible, Vector
+
+MARGIN = 1e-9
+"""Closer than this to a bound is on it: docs/math.md (40) says why."""
+
+
+def box_row(
+    y: Vector, w: Vector, h: Vector, b: float, lo: float, hi: float
+) -> tuple[Vector, float]:
+    r"""Minimise over a box with one row, hard or soft: docs/math.md (24).
+
+    $$\min_{0 \le v \le h}\ \tfrac12\|v - y\|^2 + \max_{lo \le t \le hi} t\,(w^\top v - b)$$
+
+    The solution is $v = \mathrm{clip}(y - wt, 0, h)$ and $g(t) = w^\top v(t) - b$ falls
+    with $t$, linearly between the points where an entry meets a bound. So: evaluate $g$
+    at all of these, find where it changes sign, interpolate. (The core finds the same
+    $t$ by Newton's method, without sorting.)
+
+    Parameters
+    ----------
+    y, w, h: (d,) point to project, coefficients, upper bounds.
+    b, lo, hi: right-hand side, and the interval of the multiplier; lo = −inf for an
+        equality, hi = +inf for a hard row.
+
+    Returns
+    -------
+    (v, t): the solution (d,), and its multiplier. Where a whole interval of multipliers
+    would do, the middle one: there no entry sits on the edge of its bound.
+
+    Raises
+    ------
+    Infeasible: no point of the box satisfies the row, and no bound on t excuses it.
+
+    >>> box_row(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 1.0, -np.inf, np.inf)
+    (array([0.7, 0.3]), -0.2)
+    """
+
+    def g(t: float) -> float:
+        return float(w @ np.clip(y - w * t, 0.0, h)) - b
+
+    moving = w != 0
+    bends = np.concatenate([y[moving] / w[moving], (y - h)[moving] / w[moving], [lo, hi]])
+    bends = np.unique(np.clip(bends, lo, hi))
+    bends = bends[np.isfinite(bends)] if np.isfinite(bends).any() else np.zeros(1)
+    excess = np.array([g(t) for t in bends])
+    tol = 8 * np.finfo(np.float64).eps * (abs(b) + np.abs(w) @ h)
+    zeros = bends[np.abs(excess) <= tol]
+
+    # docs/math.md (26), case by case
+    if np.isfinite(lo) and excess[0] <= tol:
+        t = lo  # the row has slack, or wants no more than the least multiplier
+    elif np.isfinite(hi) and excess[-1] >= -tol:
+        t = hi  # too expensive to satisfy: a soft row gives in
+    elif excess[0] < -tol or excess[-1] > tol:
+        raise Infeasible(f"box_row: no point of the box has w·v = {b:g}.")
+    elif zeros.size:
+        left = zeros[0] - (zeros[0] == bends[0])  # beyond the outermost bend g is constant
+        right = zeros[-1] + (zeros[-1] == bends[-1])
+        t = 0.5 * (left + right)
+    else:
+        i = int(np.argmax(excess < 0))
+        t = bends[i - 1] + (bends[i] - bends[i - 1]) * excess[i - 1] / (excess[i - 1] - excess[i])
+    return np.clip(y - w * t, 0.0, h), float(t)
+
+
+def box_row_vjp(
+    y: Vector,
+    w: Vector,
+    h: Vector,
+    b: float,
+    lo: float,
+    hi: float,
+    t: float,
+    grad_v: Vector,
+    margin: float = MARGIN,
+) -> tuple[Vector, float]:
+    r"""Pull a gradient back through `box_row`: docs/math.md (27).
+
+    On the free entries $v = y - wt$; a row that binds projects $w$ out of them.
+
+    Returns
+    -------
+    (grad_y, grad_hi): (d,), and the gradient of the upper bound of the multiplier (the
+    score of a pair), which is not 0 only where t sits on it.
+    """
+    z = y - w * t
+    free = (z > margin) & (z < h - margin)
+    slack = float(w @ np.clip(z, 0.0, h)) - b
+    tight = lo < hi and (lo < t < hi or abs(slack) <= margin)
+
+    grad_y = np.where(free, grad_v, 0.0)
+    if tight:
+        w_free = np.where(free, w, 0.0)
+        norm2 = float(w_free @ w_free)
+        if norm2 > 0:
+            grad_y -= w_free * (w_free @ grad_v) / norm2
+        return grad_y, 0.0
+    return grad_y, -float(w @ grad_y) if t == hi else 0.0

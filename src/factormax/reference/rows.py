@@ -1,0 +1,286 @@
+r"""A factor graph as linear rows.
+
+Logic, counting and knapsack factors are rows $a^\top\mu \le b$ or $= b$; a `Pair` is a
+*soft* row, whose violation costs its score. All three are one thing, a row with a
+multiplier $\tau \in [lo, hi]$: docs/math.md (6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+BoolVector = npt.NDArray[np.bool_]
+IntVector = npt.NDArray[np.intp]
+Scalar = TypeVar("Scalar", bound=np.generic)
+_Entries = list[tuple[int, float]]  # (column, coefficient), in the order of the row
+
+ABSENT, INEQUALITY, EQUALITY = 0, 1, 2  # Compiled.kind
+ONE_ROW, OR_OUT = 0, 1  # Compiled.block_kind
+
+
+class Infeasible(ValueError):
+    """No point satisfies the hard rows; `tau`, if it is there, proves it: docs/math.md (23)."""
+
+    def __init__(self, message: str, tau: Vector | None = None) -> None:
+        super().__init__(message)
+        self.tau = tau
+
+
+@dataclass(frozen=True)
+class Pairs:
+    r"""The `Pair` factors of a problem, which earn $s_p\,v_p$: docs/math.md (9).
+
+    Each joins two literals $\ell = c + \sigma\mu$, with $(\sigma, c) = (1, 0)$, or
+    $(-1, 1)$ where negated: docs/math.md (1).
+    """
+
+    var: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros((0, 2), np.intp))
+    """(P, 2): the columns of the two variables."""
+    negated: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 2), np.bool_))
+    """(P, 2): which of the two literals are negated."""
+    eta_v: Vector = field(default_factory=lambda: np.zeros(0))
+    """(P,): the scores s."""
+    present: BoolVector = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(P,): False where an end is masked. Such a pair keeps its number, and does nothing."""
+
+    @property
+    def sigma(self) -> Matrix:
+        """(P, 2): +1 for a plain literal, −1 for a negated one, 0 in an absent pair."""
+        return np.where(self.negated, -1.0, 1.0) * self.present[:, None]
+
+    @property
+    def rewards(self) -> BoolVector:
+        r"""(P,): the pairs with $s \ge 0$, which pull their two literals together."""
+        return self.eta_v >= 0
+
+    def literals(self, mu: Vector) -> Matrix:
+        r"""(P, 2): $\ell = c + \sigma\mu$, docs/math.md (1), and 0 for an absent pair."""
+        ends = np.append(mu, 0.0)[self.var]  # a masked end has column −1
+        return np.where(self.negated, 1.0 - ends, ends) * self.present[:, None]
+
+    def __len__(self) -> int:
+        return len(self.eta_v)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One factor, as ADMM sees it: a set of rows with a closed-form local solution."""
+
+    rows: tuple[int, ...]
+    """Its rows of `A`. For an OrOut: the implications in the order of `links`, then the sum."""
+    links: tuple[int, ...]
+    """The columns of its links; the output of an OrOut comes last."""
+    or_out: bool = False
+    negated: tuple[bool, ...] = ()
+    """For an OrOut: which of its literals are negated."""
+
+
+@dataclass(frozen=True)
+class DenseProblem:
+    r"""LP-SparseMAP with every factor written as rows: docs/math.md (6).
+
+    $$\min_{\mu \in [0,1]^n}\ \tfrac12\|\mu\|^2 - \langle\eta', \mu\rangle
+      + \sum_r \max_{lo_r \le \tau_r \le hi_r} \tau_r\,(a_r^\top\mu - b_r)$$
+
+    A row that this instance lacks stays as $0^\top\mu \le 0$ with $\tau \in [0, 0]$, so
+    that rows have the same numbers here and in the compiled graph.
+
+    >>> inf = np.array([np.inf])  # two variables, exactly one on: sparsemax
+    >>> xor = DenseProblem(np.array([0.5, 0.1]), np.ones((1, 2)), np.ones(1), -inf, inf)
+    >>> xor.A.shape
+    (1, 2)
+    """
+
+    eta: Vector
+    """(n,): the scores η of docs/math.md (11), the linear part of the pairs included."""
+    A: Matrix
+    """(m, n): one row a constraint, the soft rows of the pairs last."""
+    b: Vector
+    """(m,): right-hand sides."""
+    lo: Vector
+    """(m,): −inf for an equality, 0 for an inequality or a pair."""
+    hi: Vector
+    """(m,): +inf for a hard row, |s| for a pair of score s."""
+    pairs: Pairs = field(default_factory=Pairs)
+    """The pairs behind the last `len(pairs)` rows."""
+    blocks: tuple[Block, ...] = ()
+    """The factors; empty means that every row is a factor by itself."""
+    variables: IntVector | None = None
+    """(n,): the graph's number of each column, where a mask took some away."""
+    num_variables: int | None = None
+    """How many variables the graph has, masked ones included."""
+
+    @property
+    def pair_rows(self) -> slice:
+        """Where the soft rows of the pairs are."""
+        return slice(len(self.b) - len(self.pairs), len(self.b))
+
+    @property
+    def eta_u(self) -> Vector:
+        """(n,): the scores as the user gave them: docs/math.md (11) undone."""
+        return np.asarray(self.eta - _linear_part(self.pairs, len(self.eta)))
+
+    def to_graph(self, x: Vector) -> Vector:
+        """(num_variables,): values of the columns, and 0 for masked variables."""
+        if self.variables is None or self.num_variables is None:
+            return np.array(x)
+        full = np.zeros(self.num_variables)
+        full[self.variables] = x
+        return full
+
+
+class Compiled(Protocol):
+    """The index arrays of a compiled graph; a leading 1 is shared by all the instances."""
+
+    @property
+    def num_variables(self) -> int: ...
+    @property
+    def row_ptr(self) -> npt.NDArray[np.int32]: ...  # (R + 1,)
+    @property
+    def col(self) -> npt.NDArray[np.int32]: ...  # (1 | B, nnz)
+    @property
+    def coef(self) -> Matrix: ...  # (1 | B, nnz)
+    @property
+    def rhs(self) -> Matrix: ...  # (1 | B, R)
+    @property
+    def kind(self) -> npt.NDArray[np.int8]: ...  # (1 | B, R)
+    @property
+    def pairs(self) -> npt.NDArray[np.int32]: ...  # (P, 2)
+    @property
+    def pair_negated(self) -> npt.NDArray[np.bool_]: ...  # (P, 2)
+    @property
+    def block_ptr(self) -> npt.NDArray[np.int32]: ...  # (F + 1,)
+    @property
+    def block_kind(self) -> npt.NDArray[np.int8]: ...  # (F,)
+
+
+def from_compiled(
+    compiled: Compiled,
+    instance: int,
+    eta_u: Vector,
+    eta_v: Vector,
+    mask: BoolVector | None = None,
+) -> DenseProblem:
+    """One instance of a compiled graph, as dense rows.
+
+    Parameters
+    ----------
+    compiled: the index arrays of the graph.
+    instance: which instance of the batch.
+    eta_u: (num_variables,) scores of this instance; those of masked variables are not read.
+    eta_v: (P,) pair scores of this instance.
+    mask: (num_variables,) bool; the variables that are False lose their column.
+
+    Raises
+    ------
+    ValueError: a score of a variable that remains is not finite.
+    """
+    keep = np.ones(compiled.num_variables, np.bool_) if mask is None else mask.astype(np.bool_)
+    if not np.isfinite(eta_u[keep]).all() or not np.isfinite(eta_v).all():
+        raise ValueError("from_compiled: scores must be finite; put a score of -inf in the mask.")
+    column = np.where(keep, np.cumsum(keep) - 1, -1)  # graph number → column, −1 if masked
+    num_columns = int(keep.sum())
+
+    # Hard rows: copy the entries whose variable remains.
+    col, coef = _of(compiled.col, instance), _of(compiled.coef, instance)
+    rhs, kind = _of(compiled.rhs, instance), _of(compiled.kind, instance)
+    num_rows = len(kind)
+    hard = np.zeros((num_rows, num_columns))
+    entries: list[_Entries] = []
+    for r in range(num_rows):
+        k = np.arange(compiled.row_ptr[r], compiled.row_ptr[r + 1])
+        k = k[keep[col[k]]] if kind[r] != ABSENT else k[:0]
+        np.add.at(hard[r], column[col[k]], coef[k])
+        entries.append([(int(j), float(a)) for j, a in zip(column[col[k]], coef[k], strict=True)])
+
+    # Soft rows: one a pair, docs/math.md (10) and (11).
+    pairs = Pairs(
+        var=column[compiled.pairs].astype(np.intp).reshape(-1, 2),
+        negated=compiled.pair_negated.astype(np.bool_).reshape(-1, 2),
+        eta_v=np.asarray(eta_v, np.float64),
+        present=keep[compiled.pairs].all(axis=-1).reshape(-1),
+    )
+    soft, soft_rhs = _soft_rows(pairs, num_columns)
+
+    return DenseProblem(
+        eta=np.asarray(eta_u, np.float64)[keep] + _linear_part(pairs, num_columns),
+        A=np.concatenate([hard, soft]),
+        b=np.concatenate([np.where(kind != ABSENT, rhs, 0.0), soft_rhs]),
+        lo=np.concatenate([np.where(kind == EQUALITY, -np.inf, 0.0), np.zeros(len(pairs))]),
+        hi=np.concatenate(
+            [np.where(kind == ABSENT, 0.0, np.inf), np.abs(pairs.eta_v) * pairs.present]
+        ),
+        pairs=pairs,
+        blocks=(
+            *_hard_blocks(compiled, kind, entries),
+            *_pair_blocks(pairs, first_row=num_rows),
+        ),
+        variables=np.flatnonzero(keep),
+        num_variables=compiled.num_variables,
+    )
+
+
+def _linear_part(pairs: Pairs, num_columns: int) -> Vector:
+    r"""(n,): what the pairs add to the scores, $s\,\sigma_2$ each, docs/math.md (11)."""
+    offset = np.zeros(num_columns)
+    on = pairs.present & pairs.rewards
+    np.add.at(offset, pairs.var[on, 1], (pairs.eta_v * pairs.sigma[:, 1])[on])
+    return offset
+
+
+def _soft_rows(pairs: Pairs, num_columns: int) -> tuple[Matrix, Vector]:
+    r"""Rows of the pairs, docs/math.md (10), in terms of $\mu$ by docs/math.md (7).
+
+    $\ell_2 - \ell_1 \le 0$ where $s \ge 0$, and $\ell_1 + \ell_2 \le 1$ where $s < 0$.
+    """
+    A, b = np.zeros((len(pairs), num_columns)), np.zeros(len(pairs))
+    for p in np.flatnonzero(pairs.present):
+        w1, rhs = (-1.0, 0.0) if pairs.rewards[p] else (1.0, 1.0)
+        weight = np.array([w1, 1.0])
+        np.add.at(A[p], pairs.var[p], weight * pairs.sigma[p])
+        b[p] = rhs - weight @ pairs.negated[p]
+    return A, b
+
+
+def _hard_blocks(
+    compiled: Compiled, kind: npt.NDArray[np.int8], entries: list[_Entries]
+) -> list[Block]:
+    """The factors that are not pairs and have a variable left."""
+    blocks = []
+    for f, is_or_out in enumerate(compiled.block_kind == OR_OUT):
+        rows = range(compiled.block_ptr[f], compiled.block_ptr[f + 1])
+        present = tuple(r for r in rows if kind[r] != ABSENT)
+        if not is_or_out:
+            # A variable that the factor names twice is one link, with both coefficients.
+            blocks += [Block((r,), tuple(dict.fromkeys(j for j, _ in entries[r]))) for r in present]
+        elif present:
+            # An implication begins with its input; the sum row −Σ ℓᵢ + ℓₒ ends with the output.
+            *implications, total = present
+            (output, sigma), inputs = entries[total][-1], [entries[r][0] for r in implications]
+            blocks.append(
+                Block(
+                    rows=present,
+                    links=(*(j for j, _ in inputs), output),
+                    or_out=True,
+                    negated=(*(a < 0 for _, a in inputs), sigma < 0),
+                )
+            )
+    return blocks
+
+
+def _pair_blocks(pairs: Pairs, first_row: int) -> list[Block]:
+    return [
+        Block((first_row + int(p),), tuple(dict.fromkeys(int(j) for j in pairs.var[p])))
+        for p in np.flatnonzero(pairs.present)
+    ]
+
+
+def _of(array: npt.NDArray[Scalar], instance: int) -> npt.NDArray[Scalar]:
+    """The instance's slice of an array that may be shared by all of them."""
+    return np.asarray(array[0 if len(array) == 1 else instance])

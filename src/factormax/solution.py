@@ -1,0 +1,93 @@
+"""The answer of a query, per instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from factormax.arrays import Array, to_numpy
+from factormax.errors import GraphError
+from factormax.status import Status
+
+if TYPE_CHECKING:
+    from factormax.factors.base import Factor
+    from factormax.variable import Variable
+
+__all__ = ["Solution"]
+
+
+@dataclass(eq=False)
+class Solution:
+    r"""How a query ended, for each instance of the batch.
+
+    Attributes:
+        converged: `(*batch,)`, bool.
+        iterations: `(*batch,)`, passes over the graph.
+        primal_residual: `(*batch,)`, how far the constraints are from holding.
+        dual_residual: `(*batch,)`.
+        objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖²; differentiable.
+        multipliers: `(batch size, multipliers)`, what a warm start begins from.
+    """
+
+    status_codes: Array = field(repr=False)
+    iterations: Array
+    primal_residual: Array
+    dual_residual: Array
+    objective: Array
+    multipliers: Array = field(repr=False)
+    differentiate: Callable[..., dict[Any, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def converged(self) -> Array:
+        """Whether each instance converged, `(*batch,)`."""
+        return self.status_codes == Status.CONVERGED.code
+
+    @property
+    def status(self) -> Any:
+        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice."""
+        codes = to_numpy(self.status_codes)
+        if codes.ndim == 0:
+            return Status.from_code(int(codes))
+        statuses = np.empty(codes.shape, dtype=object)
+        for place in np.ndindex(codes.shape):
+            statuses[place] = Status.from_code(int(codes[place]))
+        return statuses
+
+    def vjp(
+        self,
+        grads: Mapping[Variable | Factor, Any] | None = None,
+        *,
+        objective: Any = None,
+    ) -> dict[Variable | Factor, Any]:
+        """The vector–Jacobian product, for NumPy, which has no tape.
+
+        Args:
+            grads: for variables (or slices) and factors with scores, the gradient of a loss with
+                respect to their `value`.
+            objective: the gradient with respect to `objective`, `(*batch,)`.
+
+        Returns:
+            The gradient with respect to every variable's and factor's scores.
+
+        Raises:
+            GraphError: for a key that has no value, or if the scores were torch tensors.
+            ShapeError: if a gradient does not have the shape of the value.
+
+        Example:
+            >>> import numpy as np, factormax as fm
+            >>> fg = fm.FactorGraph()
+            >>> u = fg.variable_from(np.array([1.0, 0.5, -1.0]))
+            >>> _ = fg.add(fm.Xor(u))
+            >>> solution = fg.solve()
+            >>> solution.vjp({u: np.array([1.0, 0.0, 0.0])})[u]
+            array([ 0.5, -0.5,  0. ])
+        """
+        if self.differentiate is None:
+            raise GraphError(
+                "vjp is for NumPy scores; with torch tensors, call backward() on what you compute "
+                "from the values."
+            )
+        return self.differentiate(grads or {}, objective)

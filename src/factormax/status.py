@@ -1,0 +1,42 @@
+"""How a query ended, in words that say what to do."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Status"]
+
+
+class Status(Enum):
+    """How a query ended; the value is the advice.
+
+    Example:
+        >>> from factormax import Status
+        >>> Status.CONVERGED.value
+        'Converged.'
+    """
+
+    CONVERGED = "Converged."
+    MAX_ITER = (
+        "The iterations ran out before the tolerance was met. "
+        "Raise `max_iter`, loosen `tol`, or scale the scores down."
+    )
+    INFEASIBLE = (
+        "No assignment satisfies all the factors (proved). "
+        "Check budgets, counts and masks, or drop a factor; the values are NaN."
+    )
+    INTERRUPTED = "The solve was stopped from outside; the values are not a solution."
+
+    @property
+    def code(self) -> int:
+        """The number by which the core knows the status."""
+        return _CODES[self]
+
+    @classmethod
+    def from_code(cls, code: int) -> Status:
+        """The status of a code of the core."""
+        return _MEMBERS[code]
+
+
+_MEMBERS = list(Status)
+_CODES = {status: code for code, status in enumerate(_MEMBERS)}

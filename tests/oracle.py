@@ -1,0 +1,443 @@
+"""An exact, independent oracle: LP-SparseMAP as a dense quadratic program.
+
+It knows what the factors *mean* (`MEANING`), the rows of their convex hulls (`rows`), and
+nothing of factormax. A `Problem` is lowered to
+
+    max  eta·mu + sum_pairs s·mu12 - ½|mu|²    s.t.  G x <= h,  A x = b,   x = (mu, mu12),
+
+solved by Clarabel and then polished to rounding error: the active rows are identified, the
+equality-constrained problem on them is solved directly, and the answer is accepted only if it
+is feasible and has multipliers of the right sign.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+
+import clarabel
+import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import null_space
+from scipy.optimize import linprog, nnls
+
+PRIMAL_TOL = 1e-10
+DUAL_TOL = 1e-9  # plus the resolution of the scores, see `_dual_tol`
+
+
+class Infeasible(Exception):
+    """No point satisfies the rows."""
+
+
+# What the factors mean -------------------------------------------------------------------
+
+# kind -> predicate(x, params) over a 0/1 tuple of literals. Pair forbids nothing.
+MEANING = {
+    "Xor": lambda x, p: sum(x) == 1,
+    "AtMostOne": lambda x, p: sum(x) <= 1,
+    "Or": lambda x, p: any(x),
+    "Nand": lambda x, p: not all(x),
+    "Imply": lambda x, p: bool(x[-1]) or not all(x[:-1]),
+    "XorOut": lambda x, p: sum(x[:-1]) <= 1 and x[-1] == (sum(x[:-1]) == 1),
+    "OrOut": lambda x, p: x[-1] == any(x[:-1]),
+    "AndOut": lambda x, p: x[-1] == all(x[:-1]),
+    "Budget": lambda x, p: sum(x) <= p["budget"],
+    "AtLeast": lambda x, p: sum(x) >= p["count"],
+    "Exactly": lambda x, p: sum(x) == p["count"],
+    "Knapsack": lambda x, p: np.dot(p["costs"], x) <= p["budget"],
+    "Pair": lambda x, p: True,
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One factor over the literals `vars[k]`, negated where `neg[k]`.
+
+    `params` holds `budget`, `count` or `costs`; `scores` is a Pair's own score.
+    """
+
+    kind: str
+    vars: tuple[int, ...]
+    neg: tuple[bool, ...] = ()
+    params: dict = field(default_factory=dict)
+    scores: float = 0.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "vars", tuple(map(int, self.vars)))
+        object.__setattr__(self, "neg", tuple(map(bool, self.neg)) or (False,) * len(self.vars))
+
+    def literals(self, y) -> tuple[int, ...]:
+        """The literals' values under the 0/1 assignment y of all the variables."""
+        return tuple(int(y[j]) ^ negated for j, negated in zip(self.vars, self.neg, strict=True))
+
+    def holds(self, y) -> bool:
+        return bool(MEANING[self.kind](self.literals(y), self.params))
+
+    def without(self, gone) -> "Term | None":
+        """The same factor over the variables that remain, or None when it is absent."""
+        keep = [k for k, j in enumerate(self.vars) if not gone[j]]
+        if not keep or (self.kind == "Pair" and len(keep) < 2):
+            return None
+        params = dict(self.params)
+        if "costs" in params:
+            params["costs"] = np.asarray(params["costs"])[keep]
+        return replace(
+            self,
+            vars=tuple(self.vars[k] for k in keep),
+            neg=tuple(self.neg[k] for k in keep),
+            params=params,
+        )
+
+    def assignments(self) -> list[tuple[int, ...]]:
+        """The allowed 0/1 assignments of the literals, by enumeration."""
+        d = len(self.vars)
+        return [x for x in product((0, 1), repeat=d) if MEANING[self.kind](x, self.params)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Scores `eta` of shape (n,), and factors. A score of -inf: the variable is not there."""
+
+    eta: np.ndarray
+    terms: tuple[Term, ...] = ()
+
+    def with_eta(self, eta) -> "Problem":
+        return replace(self, eta=np.asarray(eta, float))
+
+    def with_pair_scores(self, scores) -> "Problem":
+        scores = iter(scores)
+        terms = (
+            replace(t, scores=float(next(scores))) if t.kind == "Pair" else t for t in self.terms
+        )
+        return replace(self, terms=tuple(terms))
+
+    @property
+    def pair_scores(self) -> np.ndarray:
+        return np.array([t.scores for t in self.terms if t.kind == "Pair"])
+
+    def masked(self, mask) -> "Problem":
+        return self.with_eta(np.where(mask, self.eta, -np.inf))
+
+
+# Rows ------------------------------------------------------------------------------------
+
+
+def rows(kind: str, d: int, params: dict) -> Iterable[tuple[np.ndarray, bool, float]]:
+    """The convex hull within the box, as rows (a, is_equality, b): a·x <= b or a·x = b."""
+    ones = np.ones(d)
+    all_but_last, last = np.append(np.ones(d - 1), 0.0), np.eye(d)[-1]
+    unit = np.eye(d)
+    match kind:
+        case "Xor":
+            yield ones, True, 1
+        case "AtMostOne":
+            yield ones, False, 1
+        case "Or":
+            yield -ones, False, -1
+        case "Nand":
+            yield ones, False, d - 1
+        case "Imply":
+            yield all_but_last - last, False, d - 2
+        case "XorOut":
+            yield all_but_last - last, True, 0
+        case "OrOut":
+            yield last - all_but_last, False, 0
+            yield from ((unit[k] - last, False, 0) for k in range(d - 1))
+        case "AndOut":
+            yield all_but_last - last, False, d - 2
+            yield from ((last - unit[k], False, 0) for k in range(d - 1))
+        case "Budget":
+            yield ones, False, params["budget"]
+        case "AtLeast":
+            yield -ones, False, -params["count"]
+        case "Exactly":
+            yield ones, True, params["count"]
+        case "Knapsack":
+            yield np.asarray(params["costs"], float), False, params["budget"]
+        case _:
+            raise ValueError(kind)
+
+
+@dataclass(frozen=True)
+class _QP:
+    """min ½ Σ_{j<n} x_j² - q·x  s.t.  G x <= h, A x = b."""
+
+    n: int
+    q: np.ndarray
+    G: sp.csr_array
+    h: np.ndarray
+    A: sp.csr_array
+    b: np.ndarray
+
+    @property
+    def P(self) -> np.ndarray:
+        return np.diag(np.arange(len(self.q)) < self.n).astype(float)
+
+
+class _RowList:
+    def __init__(self):
+        self.data, self.col, self.row, self.rhs = [], [], [], []
+
+    def add(self, cols, coefficients, rhs):
+        self.row += [len(self.rhs)] * len(cols)
+        self.col += list(cols)
+        self.data += list(coefficients)
+        self.rhs.append(float(rhs))
+
+    def matrix(self, width):
+        shape = (len(self.rhs), width)
+        return sp.csr_array((self.data, (self.row, self.col)), shape=shape, dtype=float)
+
+
+def _lower(eta: np.ndarray, terms: Iterable[Term]) -> _QP:
+    n = len(eta)
+    q = list(eta)
+    less, equal = _RowList(), _RowList()
+    for j in range(n):
+        less.add([j], [-1], 0)
+        less.add([j], [1], 1)
+    for term in terms:
+        if term.kind == "Pair":  # the local polytope, in the literals
+            k, (i, j) = len(q), term.vars
+            q.append(term.scores)
+            (si, bi), (sj, bj) = ((-1, 1) if negated else (1, 0) for negated in term.neg)
+            less.add([k], [-1], 0)
+            less.add([k, i], [1, -si], bi)
+            less.add([k, j], [1, -sj], bj)
+            less.add([k, i, j], [-1, si, sj], 1 - bi - bj)
+            continue
+        flip = np.array(term.neg)
+        for a, is_equality, b in rows(term.kind, len(term.vars), term.params):
+            target = equal if is_equality else less
+            target.add(term.vars, np.where(flip, -a, a), b - a[flip].sum())
+    width = len(q)
+    return _QP(
+        n,
+        np.array(q, float),
+        less.matrix(width),
+        np.array(less.rhs),
+        equal.matrix(width),
+        np.array(equal.rhs),
+    )
+
+
+# Solving ---------------------------------------------------------------------------------
+
+
+def _feasible(qp: _QP) -> bool:
+    A, b = (qp.A, qp.b) if len(qp.b) else (None, None)
+    result = linprog(np.zeros(len(qp.q)), qp.G, qp.h, A, b, bounds=(None, None), method="highs")
+    return result.status != 2
+
+
+def _interior_point(qp: _QP, tol: float = 1e-10) -> tuple[np.ndarray, np.ndarray]:
+    """Clarabel's x, and the multipliers of G x <= h; the scores' scale is divided out."""
+    scale = max(1.0, np.abs(qp.q).max(initial=0.0))
+    P = sp.csc_array(sp.diags_array((np.arange(len(qp.q)) < qp.n) / scale))
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.max_iter = 500
+    settings.max_threads = 1
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tol
+    settings.tol_ktratio = 1e-9
+    cones = [clarabel.ZeroConeT(len(qp.b)), clarabel.NonnegativeConeT(len(qp.h))]
+    K = sp.csc_array(sp.vstack([qp.A, qp.G]))
+    solver = clarabel.DefaultSolver(
+        P, -qp.q / scale, K, np.concatenate([qp.b, qp.h]), cones, settings
+    )
+    result = solver.solve()
+    if "Infeasible" in str(result.status):
+        raise Infeasible
+    return np.array(result.x), np.array(result.z)[len(qp.b) :] * scale
+
+
+def _dual_tol(qp: _QP) -> float:
+    return DUAL_TOL + 1e-15 * np.abs(qp.q).max(initial=0.0)
+
+
+def _on_face(qp: _QP, G, A, P, active) -> tuple[np.ndarray, float]:
+    """The minimiser with the active rows as equations, and by how much they contradict."""
+    K, k = np.vstack([A, G[active]]), np.concatenate([qp.b, qp.h[active]])
+    x = np.linalg.lstsq(K, k)[0] if len(k) else np.zeros(len(qp.q))
+    N = null_space(K) if len(k) else np.eye(len(qp.q))
+    x = x + N @ np.linalg.lstsq(N.T @ P @ N, N.T @ (qp.q - P @ x))[0] if N.size else x
+    return x, np.abs(K @ x - k).max(initial=0.0)
+
+
+def _multipliers(qp: _QP, G, A, P, active, x) -> tuple[np.ndarray, float]:
+    """The best λ >= 0 on the active rows, and the stationarity that it leaves."""
+    slope = qp.q - P @ x
+    generators = np.hstack([G[active].T, A.T, -A.T])
+    if not generators.size:
+        return np.zeros(0), np.abs(slope).max(initial=0.0)
+    # Again on what is left, where large weights may fall too: scores of 1e9 hide those of 1.
+    weights, total, left = np.zeros(generators.shape[1]), generators.shape[1], slope
+    for _ in range(2):
+        scale = max(1.0, np.abs(left).max(initial=0.0))
+        large = weights > 1e3
+        columns = np.hstack([generators, -generators[:, large]])
+        step, _ = nnls(columns, left / scale, maxiter=50 * columns.shape[1] + 100)
+        weights += scale * step[:total]
+        weights[large] -= scale * step[total:]
+        left = slope - generators @ weights
+    sign_error = -min(weights.min(), 0.0)
+    residual = max(sign_error, np.abs(left).max())
+    return weights[: len(active)], residual
+
+
+def _polish(qp: _QP, x: np.ndarray, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """From an approximate solution to the exact one: (x, its active rows)."""
+    G, A, P = qp.G.toarray(), qp.A.toarray(), qp.P
+    slack = qp.h - G @ x
+    guesses = [np.flatnonzero(slack <= tol) for tol in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-8)]
+    guesses.insert(1, np.flatnonzero(slack < lam))
+    for active in guesses:
+        for _ in range(30):
+            y, contradiction = _on_face(qp, G, A, P, active)
+            slack = qp.h - G @ y
+            if contradiction > PRIMAL_TOL:  # too many rows: keep those that carry weight
+                weights, _ = _multipliers(qp, G, A, P, active, y)
+                smaller = active[weights > 0]
+                if len(smaller) == len(active):
+                    break
+                active = smaller
+                continue
+            if slack.min() < -PRIMAL_TOL:
+                active = np.union1d(active, slack.argmin())
+                continue
+            at = np.flatnonzero(slack <= PRIMAL_TOL)
+            weights, residual = _multipliers(qp, G, A, P, at, y)
+            if residual <= _dual_tol(qp):
+                return y, at
+            smaller = at[weights > 0]
+            if np.array_equal(smaller, active):
+                break
+            active = smaller
+    raise AssertionError("the oracle could not polish this problem")
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact solution, with everything that it implies about derivatives."""
+
+    problem: Problem
+    mu: np.ndarray  # (n,); 0 where the variable is not there
+    mu_pair: np.ndarray  # one for each Pair of the problem, in order; 0 where it is absent
+    objective: float
+    _qp: _QP
+    _x: np.ndarray
+    _active: np.ndarray | None
+    _index: np.ndarray  # where the QP's columns lie in (eta, pair scores)
+
+    @cached_property
+    def kink_distance(self) -> float:
+        """The margin of strict complementarity: how far the nearest change of active set is.
+
+        The slack of the inactive rows, and the smallest multiplier of the active ones in the
+        dual solution that makes it largest: at 0/1 solutions multipliers are rarely unique.
+        """
+        if (self.problem.pair_scores == 0).any():
+            return 0.0
+        G, A, P = self._qp.G.toarray(), self._qp.A.toarray(), self._qp.P
+        slack = self._qp.h - G @ self._x
+        slack[self._active] = np.inf
+        margin = slack.min(initial=np.inf)
+        if not len(self._active):
+            return margin
+        # max t  s.t.  G_actᵀλ + Aᵀν = q - P x,  λ >= t
+        k, e = len(self._active), len(self._qp.b)
+        slope = self._qp.q - P @ self._x
+        scale = max(1.0, np.abs(slope).max())
+        stationarity = np.hstack([G[self._active].T, A.T, np.zeros((len(slope), 1))])
+        above_t = np.hstack([-np.eye(k), np.zeros((k, e)), np.ones((k, 1))])
+        result = linprog(
+            np.append(np.zeros(k + e), -1.0),
+            above_t,
+            np.zeros(k),
+            stationarity,
+            slope / scale,
+            bounds=[(0, None)] * k + [(None, None)] * e + [(None, 10.0)],
+            method="highs",
+        )
+        return min(margin, -result.fun * scale) if result.status == 0 else 0.0
+
+    @cached_property
+    def jacobian(self) -> np.ndarray:
+        """∂(mu, mu_pair) / ∂(eta, pair scores), symmetric; meaningful away from kinks."""
+        K = np.vstack([self._qp.A.toarray(), self._qp.G.toarray()[self._active]])
+        N = null_space(K) if len(K) else np.eye(len(self._x))
+        size = len(self.mu) + len(self.mu_pair)
+        J = np.zeros((size, size))
+        if N.size:
+            J[np.ix_(self._index, self._index)] = N @ np.linalg.solve(N.T @ self._qp.P @ N, N.T)
+        return J
+
+    def vjp(self, grad_mu, grad_pair=None) -> tuple[np.ndarray, np.ndarray]:
+        """The exact (grad_eta, grad_pair_scores) of `grad_mu·mu + grad_pair·mu_pair`."""
+        grad_pair = np.zeros(len(self.mu_pair)) if grad_pair is None else grad_pair
+        out = self.jacobian @ np.concatenate([grad_mu, grad_pair])
+        return out[: len(self.mu)], out[len(self.mu) :]
+
+
+def solve(problem: Problem, polish: bool = True) -> Exact:
+    """The exact LP-SparseMAP solution; with `polish=False` Clarabel's own, for large problems.
+
+    Raises Infeasible.
+    """
+    eta = np.asarray(problem.eta, float)
+    gone = np.isneginf(eta)
+    place = np.cumsum(~gone) - 1
+    terms, pair_place, free_pairs = [], [], []
+    number_of_pairs = 0
+    for term in problem.terms:
+        kept = term.without(gone)
+        if kept is not None and term.kind == "Pair" and term.scores == 0:
+            free_pairs.append((number_of_pairs, term))
+        elif kept is not None:
+            terms.append(replace(kept, vars=tuple(place[j] for j in kept.vars)))
+            if term.kind == "Pair":
+                pair_place.append(number_of_pairs)
+        number_of_pairs += term.kind == "Pair"
+    index = np.concatenate([np.flatnonzero(~gone), len(eta) + np.array(pair_place, int)]).astype(
+        int
+    )
+
+    qp = _lower(eta[~gone], terms)
+    both = np.zeros(len(eta) + number_of_pairs)
+    x, active = np.zeros(0), np.zeros(0, int)
+    if len(qp.q):
+        # Interior-point methods are vague about infeasibility; the LP is not.
+        if polish and not _feasible(qp):
+            raise Infeasible
+        x, lam = _interior_point(qp)
+        x, active = _polish(qp, x, lam) if polish else (x, None)
+        x = np.where(np.abs(x) <= 1e-15, 0.0, x)
+        both[index] = x
+    mu = both[: len(eta)]
+    for k, term in free_pairs:  # a score of exactly 0 leaves mu12 open: the largest, by convention
+        both[len(eta) + k] = min(np.where(term.neg, 1 - mu[list(term.vars)], mu[list(term.vars)]))
+    objective = float(qp.q @ x - 0.5 * mu @ mu)
+    return Exact(problem, mu, both[len(eta) :], objective, qp, x, active, index)
+
+
+def kink_distance(problem: Problem) -> float:
+    return solve(problem).kink_distance
+
+
+def exact_jacobian(problem: Problem) -> np.ndarray:
+    return solve(problem).jacobian
+
+
+def finite_difference(problem: Problem, step: float = 1e-5) -> np.ndarray:
+    """`exact_jacobian` again, by central differences of polished solutions."""
+    point = np.concatenate([problem.eta, problem.pair_scores])
+
+    def at(values):
+        n = len(problem.eta)
+        exact = solve(problem.with_eta(values[:n]).with_pair_scores(values[n:]))
+        return np.concatenate([exact.mu, exact.mu_pair])
+
+    columns = [
+        (at(point + step * e) - at(point - step * e)) / (2 * step) for e in np.eye(len(point))
+    ]
+    return np.array(columns).T

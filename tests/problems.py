@@ -1,0 +1,65 @@
+"""Problems for the tests: random ones, the benchmark models, and how to build them in factormax."""
+
+import numpy as np
+from oracle import Problem, Term
+
+LOGIC = ("Xor", "AtMostOne", "Or", "Nand", "Imply", "XorOut", "OrOut", "AndOut")
+COUNTING = ("Budget", "AtLeast", "Exactly")
+ALL = (*LOGIC, *COUNTING, "Knapsack", "Pair")
+
+
+def random_params(kind: str, d: int, rng) -> dict:
+    """Parameters of a factor over d literals that bind often, and never alone are infeasible."""
+    match kind:
+        case "Budget":
+            return {"budget": int(rng.integers(0, d + 1))}
+        case "AtLeast" | "Exactly":
+            return {"count": int(rng.integers(0, d + 1))}
+        case "Knapsack":
+            costs = rng.uniform(0.1, 2, d)
+            return {"costs": costs, "budget": float(rng.uniform(0.1, 0.9) * costs.sum())}
+        case _:
+            return {}
+
+
+def random_term(kind: str, variables, rng, negate=False, scale=1.0) -> Term:
+    d = len(variables)
+    neg = rng.random(d) < 0.5 if negate and kind != "Pair" else ()
+    scores = float(scale * rng.normal()) if kind == "Pair" else 0.0
+    return Term(kind, variables, neg, random_params(kind, d, rng), scores)
+
+
+def random_problem(rng, n=8, factors=6, kinds=ALL, scale=1.0, max_degree=5, max_size=5) -> Problem:
+    """Overlapping factors with negation, feasible because a planted assignment satisfies them."""
+    planted = rng.integers(0, 2, n)
+    degree, terms = np.zeros(n, int), []
+    while len(terms) < factors:
+        kind = str(rng.choice(kinds))
+        d = 2 if kind == "Pair" else int(rng.integers(1, max_size + 1))
+        free = np.flatnonzero(degree < max_degree)
+        if len(free) < d:
+            break
+        term = random_term(kind, rng.choice(free, d, replace=False), rng, negate=True, scale=scale)
+        if term.holds(planted):
+            terms.append(term)
+            degree[list(term.vars)] += 1
+    return Problem(scale * rng.normal(size=n), tuple(terms))
+
+
+# The models of ALGORITHMS.md, section 3.1 --------------------------------------------------
+
+
+def matching(rng, n: int, scale: float) -> Problem:
+    cells = np.arange(n * n).reshape(n, n)
+    terms = [Term("Xor", row) for row in cells] + [Term("AtMostOne", column) for column in cells.T]
+    return Problem(scale * rng.normal(size=n * n), tuple(terms))
+
+
+def random_logic(rng, n: int, scale: float) -> Problem:
+    return random_problem(rng, n, factors=n, kinds=LOGIC + COUNTING, scale=scale, max_size=6)
+
+
+def full_mrf(rng, labels: int, scale: float) -> Problem:
+    pairs = zip(*np.triu_indices(labels, 1), strict=True)
+    terms = [Term("Pair", pair, scores=scale * rng.normal()) for pair in pairs]
+    return Problem(scale * rng.normal(size=labels), tuple(terms))

@@ -1,0 +1,172 @@
+"""Everything bad is refused with a clear message; nothing crashes, nothing is silent."""
+
+import numpy as np
+import pytest
+
+import factormax as fm
+
+
+@pytest.fixture
+def fg():
+    return fm.FactorGraph()
+
+
+def test_hierarchy():
+    for error in (fm.GraphError, fm.ShapeError, fm.InfeasibleError, fm.NotConvergedError):
+        assert issubclass(error, fm.FactormaxError)
+    assert issubclass(fm.GraphError, ValueError) and issubclass(fm.ShapeError, ValueError)
+    assert issubclass(fm.NotConvergedWarning, Warning)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_scores_not_finite(bad, batch_dims):
+    """The variable and the first index, the batch's included, are named."""
+    scores = np.zeros((2, 3))
+    scores[1, 0] = scores[1, 2] = bad
+    fg = fm.FactorGraph(batch_dims=batch_dims)
+    u = fg.variable_from(scores, name="alignment")
+    fg.add(fm.Xor(u))
+    with pytest.raises(ValueError, match=r"alignment.*1, ?0"):
+        fg.solve()
+
+
+@pytest.mark.parametrize("scores", ["abc", [1j, 0], [None, 1], [[1, 2], [3]], object(), ["a", "b"]])
+def test_scores_that_are_no_numbers(fg, scores):
+    with pytest.raises((TypeError, ValueError)):
+        fg.variable_from(scores)
+        fg.solve()
+
+
+def test_batch_shapes_that_disagree():
+    fg = fm.FactorGraph(batch_dims=1)
+    fg.variable_from(np.zeros((2, 3)))
+    with pytest.raises(fm.ShapeError):
+        fg.variable_from(np.zeros((4, 3)))
+        fg.solve()
+
+
+def test_scores_with_fewer_dimensions_than_the_batch():
+    fg = fm.FactorGraph(batch_dims=2)
+    with pytest.raises(fm.ShapeError, match="batch_dims"):
+        fg.variable_from(np.zeros(3))
+
+
+@pytest.mark.parametrize("batch_dims", [-1, 1.5, "1", None])
+def test_bad_batch_dims(batch_dims):
+    with pytest.raises((ValueError, TypeError)):
+        fm.FactorGraph(batch_dims=batch_dims)
+
+
+def test_mask_of_another_shape(fg):
+    with pytest.raises(fm.ShapeError, match="mask"):
+        fg.variable_from(np.zeros(3), mask=np.ones(2, bool))
+    with pytest.raises(fm.ShapeError, match="mask"):
+        fg.variable_from(np.zeros(3), mask=np.ones((2, 3), bool))
+
+
+def test_mask_that_is_not_boolean(fg):
+    with pytest.raises((fm.GraphError, TypeError), match="mask"):
+        fg.variable_from(np.zeros(3), mask=np.array([0.5, 1, 0]))
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3), 1.5, "a"])
+def test_bad_variable_shape(fg, shape):
+    with pytest.raises((ValueError, TypeError)):
+        fg.variable(shape)
+
+
+def test_variables_of_another_graph(fg):
+    other = fm.FactorGraph()
+    u, v = fg.variable(3), other.variable(3)
+    with pytest.raises(fm.GraphError, match="graph"):
+        fg.add(fm.Xor(v))
+    with pytest.raises(fm.GraphError, match="graph"):
+        fg.add(fm.Xor([u, v]))
+    with pytest.raises(fm.GraphError, match="graph"):
+        fg.add(fm.Pair(u, v, 1.0))
+
+
+def test_a_factor_added_twice_is_refused_or_counts_twice(fg):
+    u = fg.variable_from(np.array([0.3, 0.9]))
+    factor = fg.add(fm.Xor(u))
+    try:
+        fg.add(factor)
+    except fm.GraphError:
+        return
+    fg.solve()
+    np.testing.assert_allclose(u.value, [0.2, 0.8])
+
+
+@pytest.mark.parametrize("what", [None, 3, "Xor", fm.Xor, np.zeros(3)])
+def test_adding_what_is_no_factor(fg, what):
+    with pytest.raises((TypeError, fm.GraphError)):
+        fg.add(what)
+
+
+@pytest.mark.parametrize("what", [None, 3, np.zeros(3), [], [np.zeros(2)], "u"])
+def test_a_factor_over_no_variables(what):
+    with pytest.raises((TypeError, fm.GraphError), match="Xor"):
+        fm.Xor(what)
+
+
+@pytest.mark.parametrize("axis", [2, -3, 0.5, "0"])
+def test_bad_axis(fg, axis):
+    u = fg.variable((2, 3))
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        fg.add(fm.Xor(u, axis=axis))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "newton"},
+        {"tol": 0.0},
+        {"tol": -1},
+        {"tol": np.nan},
+        {"max_iter": 0},
+        {"max_iter": -5},
+        {"max_iter": 1.5},
+        {"on_failure": "panic"},
+        {"method": "admm", "step_size": 0.0},
+        {"method": "admm", "step_size": np.nan},
+        {"warm_start": 3},
+        {"no_such_option": 1},
+    ],
+    ids=str,
+)
+def test_bad_options(fg, options):
+    u = fg.variable_from(np.array([0.3, 0.9]))
+    fg.add(fm.Xor(u))
+    with pytest.raises((ValueError, TypeError), match=[*options][-1]):
+        fg.solve(**options)
+
+
+def test_bad_gradients(fg):
+    u = fg.variable((2, 3))
+    fg.add(fm.Xor(u))
+    solution = fg.solve()
+    other = fm.FactorGraph().variable((2, 3))
+    with pytest.raises(fm.ShapeError, match="u"):
+        solution.vjp({u: np.zeros(6)})
+    for bad in ({other: np.zeros((2, 3))}, {"u": np.zeros((2, 3))}):
+        with pytest.raises((fm.GraphError, TypeError)):
+            solution.vjp(bad)
+    with pytest.raises((fm.GraphError, TypeError)):
+        solution.vjp(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_bad_number_of_threads(count):
+    before = fm.get_num_threads()
+    with pytest.raises((ValueError, TypeError)):
+        fm.set_num_threads(count)
+    assert fm.get_num_threads() == before
+
+
+def test_a_variable_is_no_array(fg):
+    u = fg.variable(3)
+    with pytest.raises(TypeError):
+        u[0] = 1
+    with pytest.raises(TypeError):
+        u + 1

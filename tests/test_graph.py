@@ -1,0 +1,390 @@
+"""The builder: variables, indexing, batches, masks, and what it refuses."""
+
+import numpy as np
+import oracle
+import pytest
+from oracle import Problem, Term
+
+import factormax as fm
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def graph(scores, **options):
+    fg = fm.FactorGraph(**options)
+    return fg, fg.variable_from(np.asarray(scores))
+
+
+# Variables ---------------------------------------------------------------------------------
+
+
+def test_no_factor_means_clip(rng):
+    scores = 2 * rng.normal(size=(3, 4))
+    fg, u = graph(scores)
+    solution = fg.solve()
+    np.testing.assert_array_equal(u.value, np.clip(scores, 0, 1))
+    grad = rng.normal(size=(3, 4))
+    expected = np.where((scores > 0) & (scores < 1), grad, 0)
+    np.testing.assert_array_equal(solution.vjp({u: grad})[u], expected)
+    assert solution.objective == pytest.approx((scores * u.value - u.value**2 / 2).sum())
+
+
+@pytest.mark.parametrize("shape", [(), (3,), 3, (2, 3), (2, 0), (0,)])
+def test_variable_has_zero_scores(shape):
+    fg = fm.FactorGraph()
+    u = fg.variable(shape)
+    fg.solve()
+    np.testing.assert_array_equal(u.value, np.zeros(shape))
+
+
+def test_variable_has_the_batch_of_the_others(rng):
+    fg, u = graph(rng.normal(size=(5, 3)), batch_dims=1)
+    v = fg.variable(2)
+    fg.add(fm.Or([u, v]))
+    fg.solve()
+    assert v.value.shape == (5, 2)
+    np.testing.assert_allclose(v.value[:, 0], v.value[:, 1])
+
+
+def test_several_tensors_in_one_factor(rng):
+    eta = rng.normal(size=7)
+    fg, u = graph(eta[:4].reshape(2, 2))
+    v = fg.variable_from(eta[4:])
+    fg.add(fm.Xor([u[:, 0], v, ~u[1, 1]]))
+    solution = fg.solve()
+    term = Term("Xor", (0, 2, 4, 5, 6, 3), (0, 0, 0, 0, 0, 1))
+    exact = oracle.solve(Problem(eta, (term,)))
+    np.testing.assert_allclose(np.concatenate([u.value.ravel(), v.value]), exact.mu, atol=1e-9)
+    grads = {u: rng.normal(size=(2, 2)), v: rng.normal(size=3)}
+    out = solution.vjp(grads)
+    expected, _ = exact.vjp(np.concatenate([g.ravel() for g in grads.values()]))
+    np.testing.assert_allclose(out[u].ravel(), expected[:4], atol=1e-9)
+    np.testing.assert_allclose(out[v], expected[4:], atol=1e-9)
+    only_v = solution.vjp({v: grads[v]})
+    assert set(only_v) >= {u, v}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        (1, 2),
+        (slice(None), 1),
+        (slice(None, None, -2), slice(1, 3)),
+        Ellipsis,
+        (Ellipsis, 0),
+        None,
+        [2, 0],
+        np.array([[0, 1], [2, 0]]),
+        ([0, 1, 2], [3, 0, 1]),
+        (slice(None), [3, 1]),
+    ],
+    ids=str,
+)
+def test_indexing_is_that_of_numpy(rng, index):
+    scores = rng.normal(size=(3, 4))
+    fg, u = graph(scores)
+    fg.add(fm.Xor(u[index]))
+    fg.solve()
+    picked = scores[index]
+    assert u[index].shape == picked.shape
+    np.testing.assert_array_equal(u[index].value, u.value[index])
+    assert u[index].value.sum() == pytest.approx(1)
+    rest = np.ones((3, 4), bool)
+    rest[index] = False
+    np.testing.assert_array_equal(u.value[rest], np.clip(scores, 0, 1)[rest])
+
+
+def test_indexing_does_not_see_the_batch(rng):
+    scores = rng.normal(size=(2, 5, 3, 4))
+    fg, u = graph(scores, batch_dims=2)
+    assert u.shape == (3, 4)
+    fg.add(fm.Xor(u[0]))
+    fg.add(fm.AtMostOne(u[1:, 2]))
+    fg.solve()
+    assert u[0].value.shape == (2, 5, 4)
+    np.testing.assert_allclose(u[0].value.sum(-1), 1, atol=1e-6)
+    assert (u.value[..., 1:, 2].sum(-1) <= 1 + 1e-6).all()
+    np.testing.assert_array_equal(u[1:, 2].value, u.value[..., 1:, 2])
+    np.testing.assert_array_equal(u[[0, 2], 1].value, u.value[..., [0, 2], 1])
+
+
+def test_slices_of_slices(rng):
+    scores = rng.normal(size=(3, 4))
+    fg, u = graph(scores)
+    fg.add(fm.Xor(u[1:][0][::2]))
+    fg.solve()
+    assert u.value[1, ::2].sum() == pytest.approx(1)
+
+
+def test_negation(rng):
+    scores = rng.normal(size=4)
+    results = []
+    for negate in (lambda u: ~u, lambda u: u.negate(), lambda u: ~(~(~u)), lambda u: ~u[::1]):
+        fg, u = graph(scores)
+        fg.add(fm.Xor([negate(u)[0], negate(u)[1:3], u[3]]))
+        fg.solve()
+        results.append(u.value)
+        np.testing.assert_array_equal(u[1:3].value, u.value[1:3])
+    assert (1 - results[0][:3]).sum() + results[0][3] == pytest.approx(1)
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("index", [3, -4, (0, 4), (0, 0, 0), "a", 1.5, [0, 3]], ids=str)
+def test_index_out_of_range(index):
+    _, u = graph(np.zeros((3, 4)))
+    with pytest.raises((IndexError, TypeError)):
+        u[index]
+
+
+def test_value_before_the_solve():
+    fg, u = graph(np.zeros(3))
+    pair = fg.add(fm.Pair(u[0], u[1], 1.0))
+    for asked in (u, u[0], pair):
+        with pytest.raises(fm.GraphError, match="solve"):
+            _ = asked.value
+
+
+def test_value_of_a_variable_made_after_the_solve():
+    fg, _ = graph(np.zeros(3))
+    fg.solve()
+    v = fg.variable(2)
+    with pytest.raises(fm.GraphError, match="solve"):
+        _ = v.value
+
+
+def test_add_returns_the_factor_and_a_graph_grows():
+    fg, u = graph([0.6, 0.9, 0.2])
+    fg.solve()
+    np.testing.assert_array_equal(u.value, [0.6, 0.9, 0.2])
+    xor = fm.Xor(u[:2])
+    assert fg.add(xor) is xor
+    fg.solve()
+    np.testing.assert_allclose(u.value, [0.35, 0.65, 0.2])
+
+
+def test_an_earlier_solution_keeps_its_own_gradient():
+    fg, u = graph([0.6, 0.9, 0.2])
+    first = fg.solve()
+    fg.add(fm.Xor(u[:2]))
+    fg.solve()
+    np.testing.assert_array_equal(first.vjp({u: np.ones(3)})[u], 1)
+
+
+def test_a_mutated_array_does_not_change_the_answer():
+    scores = np.array([0.6, 0.9, 0.2])
+    fg, u = graph(scores)
+    fg.add(fm.Xor(u))
+    solution = fg.solve()
+    before = u.value.copy()
+    scores[:] = np.nan
+    np.testing.assert_array_equal(u.value, before)
+    np.testing.assert_allclose(solution.vjp({u: np.array([1.0, 0, 0])})[u], [0.5, -0.5, 0])
+
+
+def test_names():
+    fg, u = graph([np.nan])
+    v = fg.variable_from(np.zeros(2))
+    w = fg.variable_from(np.zeros(2), name="heads")
+    with pytest.raises(fm.GraphError, match=r"Budget over u1\b"):
+        fg.add(fm.Budget(v, -1))
+    with pytest.raises(fm.GraphError, match=r"Budget over heads\[:1\]"):
+        fg.add(fm.Budget(w[:1], -1))
+    with pytest.raises(ValueError, match=r"\bu\b"):
+        fg.solve()
+    assert u.shape == (1,)
+
+
+# Numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_dtype_is_kept(dtype):
+    fg, u = graph(np.array([0.2, 0.9], dtype))
+    fg.add(fm.Xor(u))
+    solution = fg.solve()
+    assert u.value.dtype == dtype
+    assert solution.vjp({u: np.ones(2, dtype)})[u].dtype == dtype
+    np.testing.assert_allclose(u.value, [0.15, 0.85], rtol=4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [int, np.int8, np.uint16, bool])
+def test_integers_are_computed_in_float64(dtype):
+    fg, u = graph(np.array([1, 1, 0], dtype))
+    fg.add(fm.Xor(u))
+    fg.solve()
+    assert u.value.dtype == np.float64
+    np.testing.assert_allclose(u.value, [0.5, 0.5, 0])
+
+
+def test_lists_and_scalars_are_arrays():
+    fg = fm.FactorGraph()
+    u, v = fg.variable_from([0.2, 0.9]), fg.variable_from(0.4)
+    fg.add(fm.Xor([u, v]))
+    fg.solve()
+    assert u.value.shape == (2,) and v.value.shape == ()
+
+
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda a: np.repeat(a, 2, 0)[::2]])
+def test_memory_layout_does_not_matter(rng, layout):
+    scores = rng.normal(size=(4, 3))
+    fg, u = graph(layout(scores))
+    fg.add(fm.Xor(u, axis=1))
+    solution = fg.solve()
+    gg, v = graph(scores)
+    gg.add(fm.Xor(v, axis=1))
+    expected = gg.solve()
+    np.testing.assert_array_equal(u.value, v.value)
+    grad = rng.normal(size=(4, 3))
+    np.testing.assert_array_equal(solution.vjp({u: layout(grad)})[u], expected.vjp({v: grad})[v])
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_zero_size(shape, batch_dims):
+    scores = np.zeros((*[2] * batch_dims, *shape))
+    fg, u = graph(scores, batch_dims=batch_dims)
+    solution = fg.solve()
+    assert u.value.shape == scores.shape
+    assert np.all(solution.converged) and np.all(solution.objective == 0)
+    assert solution.vjp({u: scores})[u].shape == scores.shape
+
+
+def test_an_empty_batch():
+    fg, u = graph(np.zeros((0, 3)), batch_dims=1)
+    fg.add(fm.Xor(u))
+    fg.add(fm.AtMostOne(u[:2]))
+    solution = fg.solve()
+    assert u.value.shape == (0, 3)
+    assert solution.objective.shape == solution.status.shape == (0,)
+    assert solution.vjp({u: np.zeros((0, 3))})[u].shape == (0, 3)
+
+
+def test_a_graph_without_variables():
+    solution = fm.FactorGraph().solve()
+    assert solution.converged and solution.objective == 0
+
+
+# Batches and masks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (4,), (2, 3)])
+def test_batches(rng, batch):
+    scores = rng.normal(size=(*batch, 3, 4))
+    fg, u = graph(scores, batch_dims=len(batch))
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    solution = fg.solve()
+    for attribute in ("converged", "iterations", "primal_residual", "dual_residual", "objective"):
+        assert np.shape(getattr(solution, attribute)) == batch
+    statuses = np.array(solution.status, object)
+    assert statuses.shape == batch and all(s is fm.Status.CONVERGED for s in statuses.ravel())
+    cells = np.arange(12).reshape(3, 4)
+    terms = [Term("Xor", row) for row in cells] + [Term("AtMostOne", col) for col in cells.T]
+    for index in np.ndindex(*batch):
+        exact = oracle.solve(Problem(scores[index].ravel(), tuple(terms)))
+        np.testing.assert_allclose(u.value[index].ravel(), exact.mu, atol=1e-5)
+        assert solution.objective[index] == pytest.approx(exact.objective, abs=1e-5)
+
+
+@pytest.mark.parametrize("mask_shape", [(4, 3), (3,), (1, 3), (4, 1), (1,), ()])
+def test_masks_broadcast(rng, mask_shape):
+    scores = rng.normal(size=(4, 3))
+    mask = np.asarray(rng.random(mask_shape) < 0.6)
+    values = []
+    for given in (mask, np.broadcast_to(mask, (4, 3)).copy()):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores, mask=given)
+        fg.add(fm.Xor(u))
+        fg.solve()
+        values.append(u.value)
+    np.testing.assert_array_equal(*values)
+    assert not values[0][~np.broadcast_to(mask, (4, 3))].any()
+
+
+def test_a_mask_hides_nan_and_infinity():
+    """Padding holds anything."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(
+        np.array([0.3, np.nan, np.inf, 0.1]), mask=np.array([True, False, False, True])
+    )
+    fg.add(fm.Xor(u))
+    solution = fg.solve()
+    np.testing.assert_allclose(u.value, [0.6, 0, 0, 0.4])
+    np.testing.assert_allclose(solution.vjp({u: np.array([1.0, 9, 9, 0])})[u], [0.5, 0, 0, -0.5])
+    assert np.isfinite(solution.objective)
+
+
+def test_a_factor_that_no_instance_has():
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.full((2, 3), 0.3), mask=np.array([True, True, False]))
+    fg.add(fm.Exactly(u[2], 1))
+    fg.add(fm.Xor(u[2]))
+    fg.solve()
+    np.testing.assert_allclose(u.value, [[0.3, 0.3, 0]] * 2)
+
+
+def test_a_factor_absent_in_some_instances(rng):
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]], bool)
+    scores = rng.normal(size=(4, 4))
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(scores, mask=mask)
+    fg.add(fm.Xor(u[:2]))
+    fg.add(fm.Xor(u[2:]))
+    fg.add(fm.AtMostOne(u[1:3]))
+    solution = fg.solve()
+    assert solution.converged.all()
+    terms = (Term("Xor", (0, 1)), Term("Xor", (2, 3)), Term("AtMostOne", (1, 2)))
+    for row in range(4):
+        exact = oracle.solve(Problem(scores[row], terms).masked(mask[row]))
+        np.testing.assert_allclose(u.value[row], exact.mu, atol=1e-5)
+
+
+def test_masks_that_make_a_count_infeasible():
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.zeros((2, 3)), mask=np.array([[True] * 3, [True, False, False]]))
+    fg.add(fm.AtLeast(u, 2))
+    solution = fg.solve(on_failure="ignore")
+    assert list(solution.status) == [fm.Status.CONVERGED, fm.Status.INFEASIBLE]
+    assert list(solution.converged) == [True, False]
+    assert np.isfinite(u.value[0]).all()
+    assert np.isneginf(solution.objective[1])
+
+
+def test_a_ragged_batch_of_matchings(rng):
+    """Padding plus a mask equals each instance by itself, gradients too."""
+    sizes = [(2, 3), (4, 4), (1, 1), (3, 4)]
+    scores, grad = rng.normal(size=(2, 4, 4, 4))
+    mask = np.zeros((4, 4, 4), bool)
+    for b, (m, n) in enumerate(sizes):
+        mask[b, :m, :n] = True
+
+    def matching(scores, **options):
+        fg = fm.FactorGraph(batch_dims=scores.ndim - 2)
+        u = fg.variable_from(scores, **options)
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        return u, fg.solve(tol=1e-10)
+
+    u, solution = matching(scores, mask=mask)
+    out = solution.vjp({u: grad})[u]
+    for b, (m, n) in enumerate(sizes):
+        v, alone = matching(scores[b, :m, :n])
+        np.testing.assert_allclose(u.value[b, :m, :n], v.value, atol=1e-9)
+        np.testing.assert_allclose(out[b, :m, :n], alone.vjp({v: grad[b, :m, :n]})[v], atol=1e-8)
+
+
+def test_twelve_thousand_pairs_at_once(rng):
+    i, j = np.triu_indices(159, 1)
+    fg, u = graph(rng.normal(size=159))
+    pair = fg.add(fm.Pair(u[i], u[j], 0.3 * rng.normal(size=12561)))
+    solution = fg.solve()
+    assert solution.converged
+    assert pair.value.shape == (12561,)
+    assert (pair.value <= np.minimum(u.value[i], u.value[j]) + 1e-9).all()
+    assert (pair.value >= np.maximum(u.value[i] + u.value[j] - 1, 0) - 1e-9).all()

@@ -1,0 +1,411 @@
+"""The solver against the exact oracle, on random graphs and on the models of ALGORITHMS.md."""
+
+import warnings
+
+import numpy as np
+import oracle
+import pytest
+from graphs import AWAY_FROM_KINKS, assert_gradient, assert_solves, build, exact_or_none, solved
+from oracle import Problem, Term
+from problems import ALL, full_mrf, matching, random_logic, random_problem
+
+import factormax as fm
+
+SCALES = [0.1, 1.0, 10.0, 100.0, 1e4]
+
+
+def random_problems(seed, scale, count, **options):
+    rng = np.random.default_rng([seed, int(scale * 10)])
+    for _ in range(count):
+        n, factors = int(rng.integers(3, 14)), int(rng.integers(2, 12))
+        yield random_problem(rng, n, factors, scale=scale, **options)
+
+
+# Against the oracle --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_graphs(seed, scale):
+    compared = [assert_solves(problem) for problem in random_problems(seed, scale, 15)]
+    assert np.mean(compared) > 0.5
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_graphs_to_the_last_digit(seed, scale):
+    for problem in random_problems(100 + seed, scale, 15):
+        assert_solves(problem, atol=1e-8, tol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("seed", range(20))
+def test_many_random_graphs(seed, scale):
+    for problem in random_problems(1000 + seed, scale, 50):
+        assert_solves(problem)
+        assert_solves(problem, atol=1e-8, tol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_many_overlapping_factors_of_one_kind(kind):
+    rng = np.random.default_rng(3)
+    for scale in SCALES:
+        for _ in range(4):
+            assert_solves(random_problem(rng, 8, 8, kinds=[kind], scale=scale))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_graphs_with_ties(seed):
+    rng = np.random.default_rng(seed)
+    for problem in random_problems(200 + seed, 1.0, 10):
+        tied = problem.with_eta(rng.integers(-2, 4, len(problem.eta)) / 2)
+        tied = tied.with_pair_scores(rng.integers(-2, 3, len(tied.pair_scores)) / 2)
+        exact = oracle.solve(tied)
+        built, solution = solved(tied)
+        assert solution.converged
+        np.testing.assert_allclose(built.u.value, exact.mu, atol=1e-5)
+        if exact.kink_distance > AWAY_FROM_KINKS:
+            assert_gradient(built, solution, exact, rng)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_graphs_with_masks(seed):
+    """Gone variables leave smaller factors, and sometimes no solution."""
+    rng = np.random.default_rng(seed)
+    for problem in random_problems(300 + seed, 1.0, 10):
+        mask = rng.random(len(problem.eta)) < 0.7
+        exact = exact_or_none(problem.masked(mask))
+        built = build(problem, mask=mask)
+        solution = built.fg.solve(on_failure="ignore")
+        if exact is None:
+            assert solution.status is fm.Status.INFEASIBLE
+            assert np.isneginf(solution.objective)
+            continue
+        assert solution.status is fm.Status.CONVERGED
+        np.testing.assert_allclose(built.u.value, exact.mu, atol=1e-5)
+        assert solution.objective == pytest.approx(exact.objective, abs=1e-4)
+        if exact.kink_distance > AWAY_FROM_KINKS:
+            assert_gradient(built, solution, exact, rng)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_admm_agrees(seed):
+    for problem in random_problems(400 + seed, 1.0, 5):
+        assert_solves(problem, atol=1e-5, method="admm", tol=1e-8, max_iter=200_000)
+
+
+def test_degree_of_a_hundred():
+    rng = np.random.default_rng(0)
+    terms = [Term("AtMostOne", (0, k)) for k in range(1, 101)]
+    assert_solves(Problem(rng.normal(size=101), tuple(terms)))
+
+
+def test_extreme_finite_scores_stay_finite():
+    for size in (1e-300, 1e15, 1e100, 1e300):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(size * np.array([[1.0, -1, 0.5], [0.3, 1, 1]]))
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        solution = fg.solve(on_failure="ignore")
+        assert np.isfinite(u.value).all()
+        assert np.isfinite(solution.vjp({u: np.ones((2, 3))})[u]).all()
+
+
+# Convergence on the models of ALGORITHMS.md, section 3.1 ------------------------------------
+
+MODELS = [
+    pytest.param(matching, 10, id="matching10"),
+    pytest.param(matching, 20, id="matching20"),
+    pytest.param(matching, 40, id="matching40"),
+    pytest.param(matching, 80, id="matching80", marks=pytest.mark.slow),
+    pytest.param(random_logic, 60, id="logic60"),
+    pytest.param(random_logic, 300, id="logic300"),
+    pytest.param(full_mrf, 40, id="mrf40"),
+    pytest.param(full_mrf, 159, id="mrf159", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, 5])
+@pytest.mark.parametrize("model, size", MODELS)
+def test_defaults_converge(model, size, scale):
+    for seed in range(3):
+        problem = model(np.random.default_rng(seed), size, scale)
+        built, solution = solved(problem)
+        assert solution.converged
+        assert solution.primal_residual <= 1e-6 and solution.dual_residual <= 1e-6
+        exact = oracle.solve(problem, polish=False)
+        np.testing.assert_allclose(built.u.value, exact.mu, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, 5])
+@pytest.mark.parametrize("model, size", [(matching, 8), (random_logic, 40), (full_mrf, 12)])
+def test_gradients_on_the_models(model, size, scale):
+    compared = 0
+    for seed in range(4):
+        compared += assert_solves(model(np.random.default_rng(seed), size, scale))
+    assert compared
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, 5])
+def test_a_gradient_too_large_for_a_dense_system(scale):
+    """The vjp is a projection: symmetric, idempotent, and orthogonal to the tight rows."""
+    rng = np.random.default_rng(0)
+    built, solution = solved(matching(rng, 60, scale), tol=1e-10)
+    a, b = rng.normal(size=(2, 3600))
+    ja, jb = (solution.vjp({built.u: x})[built.u] for x in (a, b))
+    assert b @ ja == pytest.approx(a @ jb, abs=1e-6)
+    np.testing.assert_allclose(solution.vjp({built.u: ja})[built.u], ja, atol=1e-6)
+    np.testing.assert_allclose(ja.reshape(60, 60).sum(1), 0, atol=1e-6)
+
+
+# Failure -------------------------------------------------------------------------------------
+
+
+def infeasible_graphs():
+    a, b, c = range(3)
+    count = {"count": 2}
+    mixed = Term("Xor", (a, b, c), (True, False, True))
+    return [
+        [Term("AtMostOne", (a, b, c)), Term("AtLeast", (a, b, c), params=count)],
+        [Term("Xor", (a, b)), Term("Xor", (b, c)), Term("Xor", (a, c)), Term("Or", (a,))],
+        [Term("Or", (a,)), Term("Nand", (a,))],
+        [Term("Imply", (a, b)), Term("Imply", (b, c)), Term("Or", (a,)), Term("Nand", (c,))],
+        [Term("Exactly", (a, b, c), params=count), mixed, Term("Or", (b,))],
+        [Term("AndOut", (a, b, c)), Term("Or", (c,)), Term("Nand", (a, b))],
+        [Term("OrOut", (a, b, c)), Term("Nand", (c,)), Term("Or", (a, b))],
+        [Term("XorOut", (a, b, c)), Term("Or", (a,)), Term("Or", (b,))],
+        [Term("Knapsack", (a, b), params={"costs": [1, 1], "budget": 0.5}), Term("Or", (a, b))],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("terms", infeasible_graphs(), ids=lambda t: "-".join(x.kind for x in t))
+@pytest.mark.parametrize("scale", [0.1, 1, 100])
+def test_infeasible_graphs_are_proved_so(terms, scale):
+    problem = Problem(scale * np.array([0.5, -1.2, 0.3]), tuple(terms))
+    assert exact_or_none(problem) is None
+    built, solution = solved(problem, on_failure="ignore")
+    assert solution.status is fm.Status.INFEASIBLE
+    assert not solution.converged
+    assert np.isnan(built.u.value).all()
+    assert np.isneginf(solution.objective)
+    assert not solution.vjp({built.u: np.ones(3)})[built.u].any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_false_alarm(seed):
+    """Feasible by a hair: the planted assignment is the only solution."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, 8)
+    terms = [Term("Imply", (j, j + 1), (not y[j], not y[j + 1])) for j in range(7)]
+    problem = Problem(-100.0 * (2 * y - 1) * rng.random(8), (*terms, Term("Or", (0,), (not y[0],))))
+    built, solution = solved(problem)
+    assert solution.converged
+    np.testing.assert_allclose(built.u.value, y, atol=1e-5)
+
+
+class TestOnFailure:
+    @pytest.fixture(params=["infeasible", "max_iter"])
+    def failing(self, request):
+        """A graph, and options, that fail for the second instance only or for all."""
+        rng = np.random.default_rng(0)
+        fg = fm.FactorGraph(batch_dims=1)
+        mask = np.ones((2, 6, 6), bool)
+        mask[1, :, 1:] = request.param == "max_iter"
+        u = fg.variable_from(5 * rng.normal(size=(2, 6, 6)), mask=mask)
+        fg.add(fm.Xor(u, axis=0))
+        fg.add(fm.Xor(u, axis=1))
+        return fg, u, {"max_iter": 1} if request.param == "max_iter" else {}
+
+    def test_raise(self, failing):
+        fg, _, options = failing
+        with pytest.raises((fm.NotConvergedError, fm.InfeasibleError)):
+            fg.solve(on_failure="raise", **options)
+
+    def test_warn_is_the_default(self, failing):
+        fg, u, options = failing
+        with pytest.warns(fm.NotConvergedWarning):
+            solution = fg.solve(**options)
+        assert not solution.converged[1]
+        assert u.value.shape == (2, 6, 6)
+
+    def test_ignore(self, failing):
+        fg, _, options = failing
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            solution = fg.solve(on_failure="ignore", **options)
+        failed = fm.Status.MAX_ITER if options else fm.Status.INFEASIBLE
+        assert solution.status[1] is failed
+        assert solution.converged[0] != bool(options)
+
+    def test_the_status_is_the_advice(self, failing):
+        fg, _, options = failing
+        with pytest.warns(fm.NotConvergedWarning) as caught:
+            solution = fg.solve(**options)
+        assert any(solution.status[1].value.split(".")[0] in str(w.message) for w in caught)
+        if options:
+            assert "max_iter" in fm.Status.MAX_ITER.value
+
+
+def test_too_few_iterations_still_give_something():
+    built, solution = solved(
+        matching(np.random.default_rng(0), 20, 5), max_iter=2, on_failure="ignore"
+    )
+    assert solution.status is fm.Status.MAX_ITER
+    assert solution.iterations <= 2
+    assert np.isfinite(built.u.value).all()
+    assert ((built.u.value >= 0) & (built.u.value <= 1)).all()
+    assert np.isfinite(solution.vjp({built.u: np.ones(400)})[built.u]).all()
+
+
+# Parity --------------------------------------------------------------------------------------
+
+
+def overlapping(eta, **options):
+    """A batch of graphs with every factor."""
+    rng = np.random.default_rng(0)
+    problem = random_problem(rng, eta.shape[-1], 14)
+    return build(problem, eta, batch_dims=eta.ndim - 1, **options)
+
+
+def test_an_instance_does_not_see_its_batch():
+    rng = np.random.default_rng(1)
+    eta, grad = rng.normal(size=(2, 9, 12)) * np.logspace(-1, 2, 9)[:, None]
+    batch = overlapping(eta)
+    solution = batch.fg.solve()
+    out = solution.vjp({batch.u: grad})
+    for row in range(9):
+        alone = overlapping(eta[row])
+        single = alone.fg.solve()
+        np.testing.assert_array_equal(batch.u.value[row], alone.u.value)
+        np.testing.assert_array_equal(out[batch.u][row], single.vjp({alone.u: grad[row]})[alone.u])
+        assert solution.iterations[row] == single.iterations
+        assert solution.objective[row] == single.objective
+
+
+def test_threads_do_not_change_a_bit():
+    rng = np.random.default_rng(2)
+    eta, grad = rng.normal(size=(2, 37, 12))
+    before, results = fm.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            fm.set_num_threads(threads)
+            assert fm.get_num_threads() == threads
+            built = overlapping(eta)
+            solution = built.fg.solve()
+            out = solution.vjp({built.u: grad})
+            results.append((built.u.value, built.pair.value, out[built.u], out[built.pair]))
+    finally:
+        fm.set_num_threads(before)
+    for result in results[1:]:
+        for value, expected in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_the_same_call_twice_is_the_same_bits():
+    eta = np.random.default_rng(3).normal(size=(5, 12))
+    a, b = overlapping(eta), overlapping(eta)
+    a.fg.solve(), b.fg.solve(), a.fg.solve()
+    np.testing.assert_array_equal(a.u.value, b.u.value)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, 5])
+def test_float32_is_float64_to_its_own_precision(scale):
+    rng = np.random.default_rng(4)
+    eta, grad = (scale * rng.normal(size=(2, 20, 12))).astype(np.float32)
+    grad /= scale
+    narrow, wide = overlapping(eta), overlapping(eta.astype(float))
+    low, high = narrow.fg.solve(), wide.fg.solve()
+    assert low.converged.all()
+    assert narrow.u.value.dtype == np.float32
+    np.testing.assert_allclose(narrow.u.value, wide.u.value, atol=2e-5)
+    # Gradients agree wherever the active sets do: nearly everywhere.
+    difference = (
+        low.vjp({narrow.u: grad})[narrow.u] - high.vjp({wide.u: grad.astype(float)})[wide.u]
+    )
+    assert np.mean(np.abs(difference).max(-1) < 1e-3) >= 0.9
+
+
+@pytest.mark.parametrize("model, size", [(matching, 20), (random_logic, 60), (full_mrf, 40)])
+def test_float32_converges_on_the_models(model, size):
+    for scale in (0.3, 1, 5):
+        problem = model(np.random.default_rng(0), size, scale)
+        built = build(problem, problem.eta.astype(np.float32))
+        assert built.fg.solve().converged
+        exact = oracle.solve(problem, polish=False)
+        np.testing.assert_allclose(built.u.value, exact.mu, atol=1e-4)
+
+
+def test_memory_does_not_grow():
+    resource = pytest.importorskip("resource")
+    eta = np.random.default_rng(5).normal(size=(64, 12))
+
+    def peak_after(solves):
+        for _ in range(solves):
+            built = overlapping(eta)
+            built.fg.solve().vjp({built.u: eta})
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    assert peak_after(300) - peak_after(100) < 4096  # KiB; one leaked solve is some 50
+
+
+# Warm starts ---------------------------------------------------------------------------------
+
+
+class TestWarmStart:
+    @pytest.mark.parametrize("model, size", [(matching, 20), (random_logic, 60), (full_mrf, 30)])
+    def test_is_faster_and_right(self, model, size):
+        rng = np.random.default_rng(0)
+        cold_steps = warm_steps = 0
+        for _ in range(5):
+            problem = model(rng, size, 1.0)
+            first = solved(problem)[1]
+            nearby = problem.with_eta(problem.eta * (1 + 1e-3 * rng.normal(size=len(problem.eta))))
+            cold, cold_solution = solved(nearby)
+            warm, warm_solution = solved(nearby, warm_start=first)
+            np.testing.assert_allclose(warm.u.value, cold.u.value, atol=1e-5)
+            cold_steps += cold_solution.iterations
+            warm_steps += warm_solution.iterations
+        assert warm_steps < cold_steps
+
+    def test_from_itself(self):
+        problem = matching(np.random.default_rng(0), 10, 1.0)
+        cold, first = solved(problem)
+        warm, again = solved(problem, warm_start=first)
+        np.testing.assert_allclose(warm.u.value, cold.u.value, atol=1e-6)
+        assert again.iterations <= 2
+        grad = np.arange(100.0)
+        expected = first.vjp({cold.u: grad})[cold.u]
+        np.testing.assert_allclose(again.vjp({warm.u: grad})[warm.u], expected, atol=1e-6)
+
+    def test_from_far_away(self):
+        rng = np.random.default_rng(1)
+        problem = random_problem(rng, 12, 10)
+        first = solved(problem.with_eta(1e4 * rng.normal(size=12)))[1]
+        assert_solves(problem, warm_start=first)
+
+    def test_from_a_failure(self):
+        """An infeasible or unfinished solution is a start like any other."""
+        problem = Problem(np.array([0.5, -1.2, 0.3]), tuple(infeasible_graphs()[0]))
+        failed = solved(problem, on_failure="ignore")[1]
+        built = build(problem)
+        assert built.fg.solve(warm_start=failed, on_failure="ignore").status is fm.Status.INFEASIBLE
+        problem = matching(np.random.default_rng(0), 10, 5.0)
+        unfinished = solved(problem, max_iter=2, on_failure="ignore")[1]
+        built, _ = solved(problem, warm_start=unfinished)
+        np.testing.assert_allclose(built.u.value, solved(problem)[0].u.value, atol=1e-5)
+
+    def test_of_a_batch(self):
+        rng = np.random.default_rng(2)
+        eta = rng.normal(size=(6, 12))
+        first = overlapping(eta).fg.solve()
+        warm, cold = overlapping(eta + 1e-3), overlapping(eta + 1e-3)
+        warm.fg.solve(warm_start=first)
+        cold.fg.solve()
+        np.testing.assert_allclose(warm.u.value, cold.u.value, atol=1e-5)
+
+    def test_from_another_graph_is_an_error(self):
+        rng = np.random.default_rng(3)
+        small = solved(matching(rng, 3, 1.0))[1]
+        with pytest.raises((fm.GraphError, fm.ShapeError), match=r"warm.start"):
+            solved(matching(rng, 4, 1.0), warm_start=small)
