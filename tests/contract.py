@@ -169,9 +169,13 @@ class AxisContract(FactorContract):
         rng = np.random.default_rng(7)
         scores = rng.normal(size=(3, 4, 2))
         params = random_term(self.kind, range(scores.shape[axis]), rng).params
+        group_params = dict(params)
+        if "costs" in params:  # they broadcast against the variables
+            others = [k for k in range(3) if k != axis % 3]
+            group_params["costs"] = np.expand_dims(params["costs"], others)
         at_once = fm.FactorGraph()
         u = at_once.variable_from(scores)
-        at_once.add(self.make(u, axis=axis, **params))
+        at_once.add(self.make(u, axis=axis, **group_params))
         at_once.solve()
         one_by_one = fm.FactorGraph()
         v = one_by_one.variable_from(scores)
@@ -191,7 +195,11 @@ class AxisContract(FactorContract):
         for pick in (lambda u: u, lambda u: u[:, :], lambda u: [u[0], u[1, 0], u[1, 1:]]):
             fg = fm.FactorGraph()
             u = fg.variable_from(scores)
-            fg.add(self.make(pick(u), **params))
+            variables = pick(u)
+            if "costs" in params:  # they have the shape of the variables; of a list, flat
+                shape = (6,) if isinstance(variables, list) else (2, 3)
+                params["costs"] = params["costs"].reshape(shape)
+            fg.add(self.make(variables, **params))
             fg.solve()
             values.append(u.value)
         np.testing.assert_array_equal(values[0], values[1])

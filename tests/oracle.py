@@ -252,7 +252,7 @@ def _interior_point(qp: _QP, tol: float = 1e-10) -> tuple[np.ndarray, np.ndarray
 
 
 def _dual_tol(qp: _QP) -> float:
-    return DUAL_TOL + 1e-15 * np.abs(qp.q).max(initial=0.0)
+    return DUAL_TOL + 4e-15 * np.abs(qp.q).max(initial=0.0)
 
 
 def _on_face(qp: _QP, G, A, P, active) -> tuple[np.ndarray, float]:

@@ -121,6 +121,22 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   out.dual_residual[i] = result.dual_residual;
 }
 
+template <class T>
+void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
+             BackwardState<T>& state) {
+  const Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
+                       grads.grad_eta_v.at(i)};
+  if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
+    std::fill_n(g.grad_eta_u, p.num_vars, T(0));
+    std::fill_n(g.grad_eta_v, p.num_pairs, T(0));
+    grads.residual[i] = 0;
+    return;
+  }
+  state.instance.prepare(p, i);
+  grads.residual[i] = vjp(p, state.instance, i, grads.var_side.at(i), grads.row_side.at(i), g,
+                          state.system, state.d, state.rhs);
+}
+
 }  // namespace
 
 template <class T>
@@ -135,17 +151,20 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
                  Control& control) {
   const std::size_t bytes = workspace_bytes(problem, method);
-  parallel_for(
-      batch,
-      [&](std::int64_t i, bool is_caller) {
-        if (control.stopped(is_caller)) return;
-        Workspace* workspace = memory.at_least(bytes);
-        if (workspace == nullptr) return control.fail_for_memory();
-        ForwardState<T> state;
-        state.allocate(problem, method, *workspace);
-        solve_one(problem, i, method, options, warm.at(i), out, state, control, is_caller);
-      },
-      [&] { control.stopped(true); });
+  const auto make_worker = [&]() -> Worker {
+    auto state = std::make_shared<ForwardState<T>>();
+    Workspace* workspace = memory.at_least(bytes);
+    if (workspace == nullptr) {
+      control.fail_for_memory();
+    } else {
+      state->allocate(problem, method, *workspace);
+    }
+    return [&, state](std::int64_t i, bool is_caller) {
+      if (control.stopped(is_caller)) return;
+      solve_one(problem, i, method, options, warm.at(i), out, *state, control, is_caller);
+    };
+  };
+  parallel_for(batch, make_worker, [&] { control.stopped(true); });
 }
 
 template <class T>
@@ -154,27 +173,19 @@ void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradien
   Workspace counter;
   BackwardState<T>().allocate(problem, counter);
   const std::size_t bytes = counter.used();
-  parallel_for(
-      batch,
-      [&](std::int64_t i, bool is_caller) {
-        if (control.stopped(is_caller)) return;
-        const Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
-                             grads.grad_eta_v.at(i)};
-        if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
-          std::fill_n(g.grad_eta_u, problem.num_vars, T(0));
-          std::fill_n(g.grad_eta_v, problem.num_pairs, T(0));
-          grads.residual[i] = 0;
-          return;
-        }
-        Workspace* workspace = memory.at_least(bytes);
-        if (workspace == nullptr) return control.fail_for_memory();
-        BackwardState<T> state;
-        state.allocate(problem, *workspace);
-        state.instance.prepare(problem, i);
-        grads.residual[i] = vjp(problem, state.instance, i, grads.var_side.at(i),
-                                grads.row_side.at(i), g, state.system, state.d, state.rhs);
-      },
-      [&] { control.stopped(true); });
+  const auto make_worker = [&]() -> Worker {
+    auto state = std::make_shared<BackwardState<T>>();
+    Workspace* workspace = memory.at_least(bytes);
+    if (workspace == nullptr) {
+      control.fail_for_memory();
+    } else {
+      state->allocate(problem, *workspace);
+    }
+    return [&, state](std::int64_t i, bool is_caller) {
+      if (!control.stopped(is_caller)) vjp_one(problem, i, grads, *state);
+    };
+  };
+  parallel_for(batch, make_worker, [&] { control.stopped(true); });
 }
 
 #define FACTORMAX_INSTANTIATE(T)                                                                  \

@@ -17,7 +17,7 @@ namespace {
 std::atomic<int> requested_threads{0};
 
 struct Job {
-  const std::function<void(std::int64_t, bool)>* body;
+  const std::function<Worker()>* make_worker;
   std::int64_t count;
   std::int64_t chunk;
   int helpers;  // how many more workers may join
@@ -25,11 +25,12 @@ struct Job {
   int working = 0;  // workers inside, guarded by the pool's mutex
 
   void run(bool is_caller) {
+    const Worker work = (*make_worker)();
     for (;;) {
       const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
       if (begin >= count) return;
       const std::int64_t end = std::min(count, begin + chunk);
-      for (std::int64_t i = begin; i < end; ++i) (*body)(i, is_caller);
+      for (std::int64_t i = begin; i < end; ++i) work(i, is_caller);
     }
   }
 };
@@ -127,11 +128,11 @@ int get_num_threads() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void parallel_for(std::int64_t count, const std::function<void(std::int64_t, bool)>& body,
+void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
                   const std::function<void()>& idle) {
   const int threads = static_cast<int>(std::min<std::int64_t>(get_num_threads(), count));
   Job job;
-  job.body = &body;
+  job.make_worker = &make_worker;
   job.count = count;
   job.chunk = std::max<std::int64_t>(1, count / (std::int64_t(threads) * 8 + 1));
   job.helpers = threads - 1;

@@ -90,4 +90,11 @@ class Solution:
                 "vjp is for NumPy scores; with torch tensors, call backward() on what you compute "
                 "from the values."
             )
-        return self.differentiate(grads or {}, objective)
+        if grads is None:
+            grads = {}
+        if not isinstance(grads, Mapping):
+            raise GraphError(
+                f"vjp takes a dict from variables to gradients, as in vjp({{u: grad}}), "
+                f"got {type(grads).__name__}."
+            )
+        return self.differentiate(grads, objective)

@@ -15,8 +15,8 @@ class TestExactly(CountContract):
             np.testing.assert_allclose(value, values_of(scores, fm.Xor), atol=ALONE)
 
     def test_all_or_none(self):
-        np.testing.assert_array_equal(values_of([-3, 0.5], lambda u: fm.Exactly(u, 2)), 1)
-        np.testing.assert_array_equal(values_of([3, 0.5], lambda u: fm.Exactly(u, 0)), 0)
+        np.testing.assert_allclose(values_of([-3, 0.5], lambda u: fm.Exactly(u, 2)), 1, atol=ALONE)
+        np.testing.assert_allclose(values_of([3, 0.5], lambda u: fm.Exactly(u, 0)), 0, atol=ALONE)
 
     @pytest.mark.parametrize("count", [4, np.array([1, 4])])
     def test_more_than_there_are_is_infeasible(self, count):

@@ -29,7 +29,12 @@ class TestKnapsack(CountContract):
 
     def test_what_costs_nothing_is_free(self):
         value = values_of([0.7, 0.3, 5], lambda u: fm.Knapsack(u, [0, 1, 1], 0))
-        np.testing.assert_array_equal(value, [0.7, 0, 0])
+        np.testing.assert_allclose(value, [0.7, 0, 0], atol=ALONE)
+
+    def test_costs_of_a_list_of_one_scalar(self):
+        """A list is concatenated, also of one: its costs have one dimension."""
+        value = values_of([3.0, 0.5], lambda u: fm.Knapsack([u[0]], [2.0], 1.0))
+        np.testing.assert_allclose(value, [0.5, 0.5], atol=ALONE)
 
     def test_costs_over_many_magnitudes(self):
         rng = np.random.default_rng(1)

@@ -62,7 +62,7 @@ class AdmmSolver {
       }
     }
     if (result.status == Status::max_iter && infeasible()) result.status = Status::infeasible;
-    gather_scores(p, Span<const T>(point_.x), point_.z);
+    reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
     return result;
   }
 
@@ -121,7 +121,7 @@ class AdmmSolver {
                      order_.first(d));
     for (int k = 0; k < d; ++k) {
       copy_[begin + k] = negated(k) ? 1 / d_[k] - v_[k] : v_[k];
-      point_.x[block.first + k] = t_[k] / (step * p.scale[block.first + k]);
+      if (k < block.count) point_.x[block.first + k] = t_[k] / (step * p.scale[block.first + k]);
     }
   }
 

@@ -27,7 +27,9 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = low ? Side::lower : high ? Side::upper : Side::interior;
     if (low && high) {  // a pair with hardly any score: is its row violated?
-      side = row_product(p, r, at.mu.data) > p.rhs[r] ? Side::upper : Side::lower;
+      T product = 0;
+      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) product += p.coef[k] * at.mu[p.col[k]];
+      side = product > p.rhs[r] ? Side::upper : Side::lower;
     }
     row_side[p.row[r]] = static_cast<std::int8_t>(side);
   }
@@ -90,7 +92,8 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
   system.build(p);
   for (int i = 0; i < system.count; ++i) rhs[i] = system.free_product(system.active[i], d.data);
   const T size = max_abs(Span<const T>(d.first(p.n)));
-  T residual = system.solve(Span<const T>(rhs));
+  const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
+  const T residual = system.solve(Span<const T>(rhs), wanted);
   for (int i = 0; i < system.count; ++i) rhs[i] = -system.solution[i];
   system.scatter(Span<const T>(rhs), d);
 

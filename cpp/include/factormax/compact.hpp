@@ -1,5 +1,7 @@
 // Projected L-BFGS on the compact dual, with an exact finish. docs/math.md (compact dual).
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 
 #include "factormax/dual.hpp"
 #include "factormax/farkas.hpp"
@@ -8,6 +10,7 @@
 #include "factormax/local/or_out.hpp"
 #include "factormax/reduced.hpp"
 
+static const bool kTrace = getenv("FM_TRACE") != nullptr;
 namespace factormax {
 
 template <class T>
@@ -21,9 +24,8 @@ class CompactSolver {
     system_.allocate(p, ws);
     direction_ = ws.take<T>(rows);
     step_ = ws.take<T>(rows);
-    free_rows_ = ws.take<T>(rows);
+    free_rows_ = ws.take<std::int32_t>(rows);
     mark_ = ws.take<T>(rows);
-    pattern_ = ws.take<std::int8_t>(rows + vars);
     const int links = std::max(rows, vars) + 2;
     for (Span<T>* s : {&y_, &w_, &h_, &v_, &t_, &delta_}) *s = ws.take<T>(links);
     order_ = ws.take<std::int32_t>(links);
@@ -32,68 +34,117 @@ class CompactSolver {
   const DualPoint<T>& point() const { return now_; }
   ReducedSystem<T>& system() { return system_; }
 
-  // warm: unscaled multipliers of the Problem's rows, or null.
-  Result solve(const Problem<T>& problem, const Instance<T>& p, const T* warm, const Options& options,
+  // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
+  // solution is approached, and restored exactly.
+  Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
                Control& control, bool may_poll) {
     p_ = &p;
+    problem_ = &problem;
+    options_ = &options;
+    control_ = &control;
+    may_poll_ = may_poll;
+    result_ = Result{};
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
-    direction_.size = step_.size = free_rows_.size = mark_.size = p.m;
-    lbfgs_.reset(p.m);
-    if (!p.consistent) return {Status::infeasible, 0, std::numeric_limits<double>::infinity(), 0};
-    start(problem, warm);
-    evaluate(p, now_);
-
-    Result result;
-    result.iterations = 1;
-    const T tol = std::max(T(options.tol), resolution());
-    int patience = 2, next_check = 8;
-    fill(pattern_, std::int8_t(-1));
-    record_pattern();
-    if (warm != nullptr) stable_ = patience;  // a warm start tries the finish at once
-    copy(Span<const T>(now_.x), mark_);
-    for (;;) {
-      const T residual = this->residual(now_);
-      result.primal_residual = result.dual_residual = residual;
-      if (residual <= tol) {
-        result.status = Status::converged;
-        return result;
-      }
-      if (result.iterations >= options.max_iter) break;
-      if (control.stopped(may_poll)) {
-        result.status = Status::interrupted;
-        return result;
-      }
-      if (result.iterations >= next_check) {
-        if (infeasible()) {
-          result.status = Status::infeasible;
-          return result;
-        }
-        next_check = result.iterations + std::min(result.iterations, 64);
-      }
-      if (options.finish && stable_ >= patience) {
-        stable_ = 0;
-        if (newton_step(residual, tol)) {
-          ++result.iterations;
-          record_pattern();
-          stable_ = patience = 1;
-          continue;
-        }
-        result.iterations += attempted_;
-        patience *= 2;
-      }
-      const int passes = descend(options.max_iter - result.iterations);
-      if (passes < 0) break;
-      result.iterations += passes;
-      record_pattern();
+    direction_.size = step_.size = mark_.size = p.m;
+    if (!p.consistent) {
+      result_.status = Status::infeasible;
+      result_.primal_residual = std::numeric_limits<double>::infinity();
+      return result_;
     }
-    if (infeasible()) result.status = Status::infeasible;
-    return result;
+    start(warm);
+    if (warm == nullptr) approach();
+    minimise(T(options.tol), options.max_iter, warm != nullptr);
+    return result_;
   }
 
  private:
+  static constexpr T kDirect = 32;  // scores up to this size are solved at once
+  static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
+  static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
+
+  // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
+  // solution changes little when the scores grow by a factor: follow it from small scores.
+  void approach() {
+    int stages = 0;
+    for (T size = max_abs(Span<const T>(p_->eta).first(p_->n)); size > kDirect || (stages > 0 && size > kFirst);
+         size /= kStage) {
+      ++stages;
+    }
+    if (stages == 0 || all_isolated()) return;
+    rescale(std::pow(kStage, T(-stages)));
+    for (; stages > 0; --stages) {
+      const int limit = std::min(options_->max_iter, result_.iterations + 200);
+      minimise(T(0.1), limit, false);
+      rescale(kStage);
+    }
+  }
+
+  void rescale(T ratio) {
+    Instance<T>& p = *p_;
+    for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
+    for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
+    for (int r = 0; r < p.m; ++r) now_.x[r] *= ratio;
+    solve_isolated();
+  }
+
+  // Minimises phi from now_.x until the residual is at most `wanted`.
+  void minimise(T wanted, int max_iter, bool warm) {
+    const Instance<T>& p = *p_;
+    Result& result = result_;
+    lbfgs_.reset(p.m);
+    evaluate(p, now_);
+    ++result.iterations;
+    const T tol = std::max(wanted, resolution());
+    int patience = 2, next_check = result.iterations + 24;
+    T residual = assess();
+    stable_ = 0;
+    far_ = false;
+    if (warm) stable_ = patience;  // a warm start tries the finish at once
+    copy(Span<const T>(now_.x), mark_);
+    result.status = Status::max_iter;
+    for (;;) {
+      result.primal_residual = result.dual_residual = residual;
+      if (residual <= tol) {
+        result.status = Status::converged;
+        return;
+      }
+      if (result.iterations >= max_iter) break;
+      if (control_->stopped(may_poll_)) {
+        result.status = Status::interrupted;
+        return;
+      }
+      if (result.iterations >= next_check || far_) {
+        far_ = false;
+        if (infeasible()) {
+          result.status = Status::infeasible;
+          return;
+        }
+        next_check = result.iterations + std::min(result.iterations, 64);
+      }
+      if (options_->finish && stable_ >= patience) {
+        stable_ = 0;
+        if (newton_step(residual, tol)) {
+          ++result.iterations;
+          residual = assess();
+          stable_ = patience = 1;
+          continue;
+        }
+        if (kTrace) fprintf(stderr,"newton failed %d\n",attempted_);
+        result.iterations += attempted_;
+        patience *= 2;
+      }
+      const int passes = descend(max_iter - result.iterations);
+      if (kTrace) fprintf(stderr,"%d passes %d residual %g stable %d\n",result.iterations,passes,double(residual),stable_);
+      if (passes < 0) break;
+      result.iterations += passes;
+      residual = assess();
+    }
+    if (infeasible()) result.status = Status::infeasible;
+  }
+
   // tau = 0, half the bound on soft rows; blocks that share no variable are solved on the spot.
-  void start(const Problem<T>& problem, const T* warm) {
+  void start(const T* warm) {
     const Instance<T>& p = *p_;
     for (int r = 0; r < p.m; ++r) {
       if (warm != nullptr) {
@@ -102,8 +153,19 @@ class CompactSolver {
         now_.x[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
       }
     }
-    for (int f = 0; f < p.num_blocks; ++f) {
-      if (problem.block_isolated[p.block[f].source]) solve_alone(p.block[f]);
+    solve_isolated();
+  }
+
+  bool isolated(const Block& block) const { return problem_->block_isolated[block.source] != 0; }
+
+  bool all_isolated() const {
+    const Span<Block> blocks = p_->block.first(p_->num_blocks);
+    return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return isolated(b); });
+  }
+
+  void solve_isolated() {
+    for (const Block& block : p_->block.first(p_->num_blocks)) {
+      if (isolated(block)) solve_alone(block);
     }
   }
 
@@ -132,7 +194,9 @@ class CompactSolver {
       delta[k] = 1;
     }
     local::or_out<T>(y, delta, v, t, w, h, order_.first(d));
-    for (int k = 0; k < d; ++k) now_.x[block.first + k] = t[k] / p.scale[block.first + k];
+    for (int k = 0; k < std::min(d, block.count); ++k) {
+      now_.x[block.first + k] = t[k] / p.scale[block.first + k];
+    }
   }
 
   // Below this the projected gradient is rounding.
@@ -141,29 +205,49 @@ class CompactSolver {
     return 4 * eps * (1 + max_abs(Span<const T>(now_.z)));
   }
 
-  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding.
-  T residual(const DualPoint<T>& at) const {
+  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding. Also yields the
+  // pattern of the rows: which multipliers would leave their bounds.
+  T residual(const DualPoint<T>& at, T& pattern) const {
     const Instance<T>& p = *p_;
-    T largest = 0;
+    T largest = 0, sum = 0;
+    const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
+#pragma omp simd reduction(max : largest) reduction(+ : sum)
     for (int r = 0; r < p.m; ++r) {
-      const T moved = clip(at.x[r] - at.g[r], p.lo[r], p.hi[r]);
-      largest = std::max(largest, std::fabs(at.x[r] - moved) / p.scale[r]);
+      // Never form x - g: far out it would round to x.
+      const T down = x[r] - lo[r], up = x[r] - hi[r];
+      const T least = g[r] < down ? g[r] : down;
+      const T step = least > up ? least : up;
+      const T gap = std::fabs(step) * norm[r];
+      largest = gap > largest ? gap : largest;
+      sum += (g[r] < down ? T(1) : T(0)) * (r + 1) + (g[r] > up ? T(1) : T(0)) * (2 * r + 1);
     }
+    pattern = sum;
     return largest;
+  }
+
+  // The residual of now_, and for how many steps the sides of variables and rows have stood still.
+  T assess() {
+    T rows;
+    const T residual = this->residual(now_, rows);
+    const bool same = rows == row_pattern_ && now_.pattern == var_pattern_;
+    stable_ = same ? stable_ + 1 : 0;
+    row_pattern_ = rows;
+    var_pattern_ = now_.pattern;
+    return residual;
   }
 
   // One quasi-Newton step along the projected arc. Returns the passes it took, or -1 if no descent
   // is left within the resolution.
   int descend(int budget) {
     const Instance<T>& p = *p_;
-    bool all_free = true;
+    int free = 0;
     for (int r = 0; r < p.m; ++r) {
       const bool frozen =
           (now_.x[r] <= p.lo[r] && now_.g[r] > 0) || (now_.x[r] >= p.hi[r] && now_.g[r] < 0);
-      free_rows_[r] = frozen ? T(0) : T(1);
-      all_free &= !frozen;
+      free_rows_[free] = r;
+      free += !frozen;
     }
-    lbfgs_.direction(Span<const T>(now_.g), Span<const T>(free_rows_), all_free, direction_);
+    lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(free), direction_);
     T slope = move(T(1));
     if (!(slope < 0)) {
       if (lbfgs_.empty()) return -1;
@@ -195,6 +279,7 @@ class CompactSolver {
         // Hardly any curvature seen: go on.
         good = alpha;
         alpha *= 4;
+        far_ |= alpha > 1000;  // a ray? see whether it proves that nothing is feasible
       } else {
         break;
       }
@@ -236,13 +321,13 @@ class CompactSolver {
     T largest = 0;
     bool others_move = false;
     for (int r = 0; r < p.m; ++r) {
-      const T target = now_.x[r] - now_.g[r];
+      const T g = now_.g[r], down = now_.x[r] - p.lo[r], up = now_.x[r] - p.hi[r];
       largest = std::max(largest, std::fabs(now_.x[r]));
-      if (target > p.lo[r] && target < p.hi[r]) {
+      if (g < down && g > up) {
         system_.active[count++] = r;
         next_.x[r] = now_.x[r];
       } else {
-        next_.x[r] = target <= p.lo[r] ? p.lo[r] : p.hi[r];
+        next_.x[r] = g >= down ? p.lo[r] : p.hi[r];
         others_move |= next_.x[r] != now_.x[r];
       }
       step_[r] = next_.x[r] - now_.x[r];
@@ -251,21 +336,17 @@ class CompactSolver {
     system_.build(p);
     if (system_.count == 0 && !others_move) return false;
     // r = -g_I - (A_I J A_O^T) step_O
-    Span<T> moved = next_.z;
+    const Span<T> moved = next_.z;
     if (others_move) {
       fill(moved, T(0));
-      for (int r = 0; r < p.m; ++r) {
-        const T tau = step_[r] * p.scale[r];
-        if (tau == 0) continue;
-        for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) moved[p.col[k]] += p.coef[k] * tau;
-      }
+      add_rows(p, T(1), step_.data, moved.data, next_.g.data);
     }
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
       direction_[i] = -now_.g[r];
       if (others_move) direction_[i] -= system_.free_product(r, moved.data);
     }
-    system_.solve(Span<const T>(direction_));
+    system_.solve(Span<const T>(direction_), std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-4));
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
       const T delta = system_.solution[i];
@@ -275,32 +356,11 @@ class CompactSolver {
     }
     evaluate(p, next_);
     attempted_ = 1;
-    const T reached = this->residual(next_);
+    T pattern;
+    const T reached = this->residual(next_, pattern);
     if (!(reached <= tol || reached <= T(1e-3) * residual)) return false;
     std::swap(now_, next_);
     return true;
-  }
-
-  // Counts for how many steps the sides of variables and rows have stood still.
-  void record_pattern() {
-    const Instance<T>& p = *p_;
-    std::int8_t* side = pattern_.data;
-    const T* z = now_.z.data;
-    int changes = 0;
-#pragma omp simd reduction(+ : changes)
-    for (int j = 0; j < p.n; ++j) {
-      const std::int8_t now = static_cast<std::int8_t>((z[j] > 0) + (z[j] >= 1));
-      changes += now != side[j];
-      side[j] = now;
-    }
-    side += p.n;
-    for (int r = 0; r < p.m; ++r) {
-      const T target = now_.x[r] - now_.g[r];
-      const std::int8_t now = static_cast<std::int8_t>((target > p.lo[r]) + (target >= p.hi[r]));
-      changes += now != side[r];
-      side[r] = now;
-    }
-    stable_ = changes == 0 ? stable_ + 1 : 0;
   }
 
   // Tries the multipliers themselves, and their change since the last try, which tends to the ray.
@@ -315,15 +375,22 @@ class CompactSolver {
     return certifies_infeasible(p, y, next_.z);
   }
 
-  const Instance<T>* p_ = nullptr;
+  Instance<T>* p_ = nullptr;
+  const Problem<T>* problem_ = nullptr;
+  const Options* options_ = nullptr;
+  Control* control_ = nullptr;
+  bool may_poll_ = false;
+  Result result_;
   DualPoint<T> now_, next_;
   Lbfgs<T> lbfgs_;
   ReducedSystem<T> system_;
-  Span<T> direction_, step_, free_rows_, mark_;
-  Span<std::int8_t> pattern_;
+  Span<T> direction_, step_, mark_;
+  Span<std::int32_t> free_rows_;
+  T row_pattern_ = 0, var_pattern_ = 0;
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int stable_ = 0, attempted_ = 0;
+  bool far_ = false;
 };
 
 }  // namespace factormax

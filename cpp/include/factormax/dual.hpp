@@ -4,7 +4,7 @@
 //   grad phi = b - A mu,
 //
 // in the scaled unknowns x = ||a|| tau. A structured factor (a hub) will replace the box on its
-// variables: its place is between `gather_scores` and `row_residuals`.
+// variables: its place is between `reduced_scores` and `row_gradients`.
 #pragma once
 
 #include "factormax/instance.hpp"
@@ -16,7 +16,7 @@ template <class T>
 struct DualPoint {
   Span<T> x, g;   // (m,) scaled multipliers, gradient
   Span<T> z, mu;  // (n,) reduced scores, marginals
-  T phi = 0;
+  T pattern = 0;  // equal for two points only if the same variables are clipped at each side
 
   void allocate(int rows, int vars, Workspace& ws) {
     x = ws.take<T>(rows);
@@ -30,60 +30,122 @@ struct DualPoint {
   }
 };
 
+// v += alpha A^T (scale * x). `work` holds (m,).
+template <class T>
+inline void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, T* work) {
+  for (int r = 0; r < p.m; ++r) work[r] = alpha * x[r] * p.scale.data[r];
+  for (const Tile<T>& tile : p.tile.first(p.num_tiles)) {
+    T* base = v + tile.base;
+    if (tile.by_row()) {
+      for (int i = 0; i < tile.rows; ++i, base += tile.row_stride) {
+        const T t = tile.coef * work[tile.first + i];
+#pragma omp simd
+        for (int k = 0; k < tile.length; ++k) base[k] += t;
+      }
+    } else {
+      const T* t = work + tile.first;
+      for (int k = 0; k < tile.length; ++k, base += tile.col_stride) {
+#pragma omp simd
+        for (int i = 0; i < tile.rows; ++i) base[i] += tile.coef * t[i];
+      }
+    }
+  }
+  const std::int32_t* col = p.col.data;
+  const T* coef = p.coef.data;
+  for (int i = 0; i < p.num_loose; ++i) {
+    const int r = p.loose[i];
+    const T t = work[r];
+    if (t == 0) continue;
+    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) v[col[k]] += coef[k] * t;
+  }
+  // Pairs often come sorted by their first variable: its sum stays in a register.
+  if (p.m == p.hard) return;
+  int k = p.ptr[p.hard];
+  std::int32_t first = col[k];
+  T sum = 0;
+  for (int r = p.hard; r < p.m; ++r, k += 2) {
+    if (col[k] != first) {
+      v[first] += sum;
+      first = col[k];
+      sum = 0;
+    }
+    sum += coef[k] * work[r];
+    v[col[k + 1]] += coef[k + 1] * work[r];
+  }
+  v[first] += sum;
+}
+
+// out = A v (unscaled)
+template <class T>
+inline void row_products(const Instance<T>& p, const T* v, T* out) {
+  for (const Tile<T>& tile : p.tile.first(p.num_tiles)) {
+    const T* base = v + tile.base;
+    if (tile.by_row()) {
+      for (int i = 0; i < tile.rows; ++i, base += tile.row_stride) {
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < tile.length; ++k) sum += base[k];
+        out[tile.first + i] = tile.coef * sum;
+      }
+    } else {
+      T* sums = out + tile.first;
+      for (int i = 0; i < tile.rows; ++i) sums[i] = 0;
+      for (int k = 0; k < tile.length; ++k, base += tile.col_stride) {
+#pragma omp simd
+        for (int i = 0; i < tile.rows; ++i) sums[i] += base[i];
+      }
+#pragma omp simd
+      for (int i = 0; i < tile.rows; ++i) sums[i] *= tile.coef;
+    }
+  }
+  const std::int32_t* col = p.col.data;
+  const T* coef = p.coef.data;
+  for (int i = 0; i < p.num_loose; ++i) {
+    const int r = p.loose[i];
+    T even = 0, odd = 0;
+    int k = p.ptr[r];
+    for (; k + 1 < p.ptr[r + 1]; k += 2) {
+      even += coef[k] * v[col[k]];
+      odd += coef[k + 1] * v[col[k + 1]];
+    }
+    if (k < p.ptr[r + 1]) even += coef[k] * v[col[k]];
+    out[r] = even + odd;
+  }
+  for (int r = p.hard, k = p.ptr[p.hard]; r < p.m; ++r, k += 2) {
+    out[r] = coef[k] * v[col[k]] + coef[k + 1] * v[col[k + 1]];
+  }
+}
+
 // z = eta - A^T tau
 template <class T>
-inline void gather_scores(const Instance<T>& p, Span<const T> x, Span<T> z) {
+inline void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z, Span<T> work) {
   std::copy(p.eta.data, p.eta.data + p.n, z.data);
-  const std::int32_t* ptr = p.ptr.data;
-  const std::int32_t* col = p.col.data;
-  const T* coef = p.coef.data;
-  for (int r = 0; r < p.m; ++r) {
-    const T tau = x[r] * p.scale[r];
-    if (tau == 0) continue;
-    for (int k = ptr[r]; k < ptr[r + 1]; ++k) z.data[col[k]] -= coef[k] * tau;
-  }
+  add_rows(p, T(-1), x.data, z.data, work.data);
 }
 
-// mu = clip(z, 0, 1); returns sum_j h(z_j), h(z) = mu z - mu^2 / 2
+// mu = clip(z, 0, 1); returns the pattern of what is clipped.
 template <class T>
-inline T project_box(Span<const T> z, Span<T> mu) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
+inline T project_box(const Instance<T>& p, Span<const T> z, Span<T> mu) {
+  T pattern = 0;
+  const T* tag = p.tag.data;
+#pragma omp simd reduction(+ : pattern)
   for (int j = 0; j < z.size; ++j) {
-    const T below = z.data[j] < 1 ? z.data[j] : T(1);
-    const T u = below > 0 ? below : T(0);
-    mu.data[j] = u;
-    sum += u * (z.data[j] - T(0.5) * u);
+    const T value = z.data[j];
+    const T below = value < 1 ? value : T(1);
+    mu.data[j] = below > 0 ? below : T(0);
+    pattern += (value > 0 ? tag[j] : T(0)) + (value < 1 ? tag[j] : T(0)) * T(1.5);
   }
-  return sum;
-}
-
-// sum of coef * v[col] over row r
-template <class T>
-inline T row_product(const Instance<T>& p, int r, const T* v) {
-  const std::int32_t* col = p.col.data;
-  const T* coef = p.coef.data;
-  int k = p.ptr[r];
-  const int end = p.ptr[r + 1];
-  T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-  for (; k + 4 <= end; k += 4) {
-    s0 += coef[k] * v[col[k]];
-    s1 += coef[k + 1] * v[col[k + 1]];
-    s2 += coef[k + 2] * v[col[k + 2]];
-    s3 += coef[k + 3] * v[col[k + 3]];
-  }
-  for (; k < end; ++k) s0 += coef[k] * v[col[k]];
-  return (s0 + s1) + (s2 + s3);
+  return pattern;
 }
 
 template <class T>
 inline void evaluate(const Instance<T>& p, DualPoint<T>& at) {
-  gather_scores(p, Span<const T>(at.x), at.z);
-  at.phi = project_box(Span<const T>(at.z), at.mu);
-  for (int r = 0; r < p.m; ++r) {
-    at.g[r] = p.scale[r] * (p.rhs[r] - row_product(p, r, at.mu.data));
-    at.phi += p.rhs[r] * p.scale[r] * at.x[r];
-  }
+  reduced_scores(p, Span<const T>(at.x), at.z, at.g);
+  at.pattern = project_box(p, Span<const T>(at.z), at.mu);
+  row_products(p, at.mu.data, at.g.data);
+  T* g = at.g.data;
+#pragma omp simd
+  for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
 }
 
 }  // namespace factormax

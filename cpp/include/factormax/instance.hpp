@@ -17,13 +17,24 @@ struct Block {
   std::int32_t source;  // block, or num_blocks + pair, of the Problem
 };
 
+// Consecutive rows that are a grid of variables, all with one coefficient: entry k of row i is
+// variable base + i * row_stride + k * col_stride. Slices of tensors look so, and need no indices.
+template <class T>
+struct Tile {
+  std::int32_t first, rows, length;
+  std::int32_t base, row_stride, col_stride;
+  T coef;
+
+  bool by_row() const { return col_stride == 1; }
+};
+
 template <class T>
 struct Instance {
   int n = 0;           // variables present
   int m = 0;           // rows present
   int hard = 0;        // the first `hard` rows are constraints, the others are soft (pairs)
   int num_blocks = 0;  // factors present
-  bool consistent = true;  // false: a row without variables can't hold
+  bool consistent = true;  // false: some row alone can't hold
 
   Span<std::int32_t> ptr;   // (m + 1,)
   Span<std::int32_t> col;   // variable of an entry
@@ -38,6 +49,12 @@ struct Instance {
   Span<Block> block;
 
   Span<std::int32_t> new_var;  // inverse of `var`, -1 where masked
+
+  int num_tiles = 0, num_loose = 0;
+  Span<Tile<T>> tile;        // hard rows that are grids
+  Span<std::int32_t> loose;  // the other hard rows
+  Span<T> tag;               // (n,) numbers that tell variables apart in a sum
+  Span<T> norm;              // (m,) ||a||
 
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual();
@@ -55,24 +72,41 @@ struct Instance {
     row = ws.take<std::int32_t>(rows);
     block = ws.take<Block>(p.num_blocks + p.num_pairs);
     new_var = ws.take<std::int32_t>(p.num_vars);
+    tile = ws.take<Tile<T>>(p.num_rows);
+    loose = ws.take<std::int32_t>(p.num_rows);
+    tag = ws.take<T>(p.num_vars);
+    norm = ws.take<T>(rows);
+    prepared_ = false;
   }
 
   int length(int r) const { return ptr[r + 1] - ptr[r]; }
   bool is_soft(int r) const { return r >= hard; }
 
   void prepare(const Problem<T>& p, std::int64_t i) {
-    keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
-    m = 0;
-    num_blocks = 0;
-    consistent = true;
-    ptr[0] = 0;
-    add_hard_rows(p, i);
-    hard = m;
+    const bool complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
+    // Rows that no instance changes are laid out once.
+    const bool shared = complete && p.col.stride == 0 && p.coef.stride == 0 && p.rhs.stride == 0 &&
+                        p.kind.stride == 0;
+    if (!(shared && prepared_)) {
+      m = 0;
+      num_blocks = 0;
+      consistent = true;
+      ptr[0] = 0;
+      add_hard_rows(p, i);
+      hard = m;
+      find_tiles();
+      if (!prepared_) set_tags(p.num_vars);
+      hard_blocks_ = num_blocks;
+    }
+    prepared_ = shared;
+    m = hard;
+    num_blocks = hard_blocks_;
     add_pairs(p, i);
   }
 
  private:
-  void keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
+  // Returns whether all are there.
+  bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
     n = 0;
     for (int j = 0; j < num_vars; ++j) {
       const bool present =
@@ -84,6 +118,59 @@ struct Instance {
         ++n;
       }
     }
+    return n == num_vars;
+  }
+
+  void set_tags(int num_vars) {  // a low-discrepancy sequence in (1, 2)
+    double value = 0;
+    for (int j = 0; j < num_vars; ++j) {
+      value += 0.6180339887498949;
+      if (value >= 1) value -= 1;
+      tag[j] = static_cast<T>(1 + value);
+    }
+  }
+
+  void find_tiles() {
+    num_tiles = num_loose = 0;
+    for (int r = 0; r < hard;) {
+      Tile<T> grid;
+      const int rows = grid_at(r, grid);
+      const bool worth = grid.by_row() ? grid.length >= 4 : grid.row_stride == 1 && rows >= 4;
+      if (worth) {
+        tile[num_tiles++] = grid;
+      } else {
+        for (int i = 0; i < rows; ++i) loose[num_loose++] = r + i;
+      }
+      r += rows;
+    }
+  }
+
+  // The largest grid that begins with row r; returns how many rows it has, at least 1.
+  int grid_at(int r, Tile<T>& grid) const {
+    const int begin = ptr[r], d = length(r);
+    grid = {r, 1, d, col[begin], 0, d > 1 ? col[begin + 1] - col[begin] : 1, coef[begin]};
+    if (!is_line(r, grid)) {
+      grid.col_stride = 0;  // no grid
+      return 1;
+    }
+    for (int next = r + 1; next < hard && length(next) == d; ++next) {
+      const int stride = col[ptr[next]] - col[ptr[next - 1]];
+      if (grid.rows > 1 ? stride != grid.row_stride : stride < 0) break;
+      if (!is_line(next, grid)) break;
+      grid.row_stride = stride;
+      ++grid.rows;
+    }
+    return grid.rows;
+  }
+
+  bool is_line(int r, const Tile<T>& grid) const {
+    const int begin = ptr[r];
+    for (int k = 0; k < grid.length; ++k) {
+      if (coef[begin + k] != grid.coef || col[begin + k] != col[begin] + k * grid.col_stride) {
+        return false;
+      }
+    }
+    return true;
   }
 
   void add_hard_rows(const Problem<T>& p, std::int64_t i) {
@@ -98,23 +185,24 @@ struct Instance {
         if (p_kind[r] == static_cast<std::int8_t>(RowKind::absent)) continue;
         const bool equality = p_kind[r] == static_cast<std::int8_t>(RowKind::equality);
         int e = ptr[m];
-        T squares = 0;
+        T squares = 0, least = 0, most = 0;  // of a . mu over the box
         for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
           const std::int32_t j = new_var[p_col[k]];
           if (j < 0 || p_coef[k] == 0) continue;
           col[e] = j;
           coef[e] = p_coef[k];
           squares += p_coef[k] * p_coef[k];
+          (p_coef[k] < 0 ? least : most) += p_coef[k];
           ++e;
         }
-        if (e == ptr[m]) {  // 0 <= b, or 0 = b
-          if (equality ? p_rhs[r] != 0 : p_rhs[r] < 0) consistent = false;
-          continue;
-        }
+        const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least);
+        if (least > p_rhs[r] + slack || (equality && most < p_rhs[r] - slack)) consistent = false;
+        if (e == ptr[m]) continue;  // it holds, or not, whatever the variables
         rhs[m] = p_rhs[r];
         lo[m] = equality ? -inf : T(0);
         hi[m] = inf;
-        scale[m] = 1 / std::sqrt(squares);
+        norm[m] = std::sqrt(squares);
+        scale[m] = 1 / norm[m];
         row[m] = r;
         ptr[++m] = e;
       }
@@ -145,13 +233,17 @@ struct Instance {
       pair_shift[m - hard] = shift;
       eta[j2] += shift;
       lo[m] = 0;
+      norm[m] = T(1.41421356237309504880);
       scale[m] = T(0.70710678118654752440);
-      hi[m] = std::fabs(s[q]) / scale[m];
+      hi[m] = std::fabs(s[q]) * norm[m];
       row[m] = p.num_rows + q;
       block[num_blocks++] = {BlockKind::row, m, 1, p.num_blocks + q};
       ptr[++m] = e + 2;
     }
   }
+
+  bool prepared_ = false;
+  int hard_blocks_ = 0;
 };
 
 }  // namespace factormax

@@ -1,4 +1,5 @@
-// Limited-memory BFGS restricted to a face: inner products run over the free unknowns only.
+// Limited-memory BFGS restricted to a face: where some unknowns are frozen at their bounds, the
+// remembered steps are first cut down to the free ones.
 #pragma once
 
 #include "factormax/vector_ops.hpp"
@@ -14,7 +15,10 @@ class Lbfgs {
     for (int i = 0; i < kMemory; ++i) {
       s_[i] = ws.take<T>(rows);
       y_[i] = ws.take<T>(rows);
+      cut_s_[i] = ws.take<T>(rows);
+      cut_y_[i] = ws.take<T>(rows);
     }
+    cut_d_ = ws.take<T>(rows);
   }
 
   void reset(int rows) {
@@ -36,62 +40,69 @@ class Lbfgs {
       yy += y[i] * y[i];
     }
     if (!(sy > std::numeric_limits<T>::epsilon() * std::sqrt(ss * yy))) return;
-    sy_[head_] = sy;
-    yy_[head_] = yy;
     head_ = (head_ + 1) % kMemory;
     count_ = std::min(count_ + 1, kMemory);
   }
 
-  // d = -H g on the free unknowns (`free` holds 1 or 0), 0 elsewhere.
-  void direction(Span<const T> g, Span<const T> free, bool all_free, Span<T> d) const {
-    T* q = d.data;
-#pragma omp simd
-    for (int i = 0; i < rows_; ++i) q[i] = -g.data[i] * free.data[i];
+  // d = -H g on the free unknowns, whose indices are given, and 0 elsewhere.
+  void direction(Span<const T> g, Span<const std::int32_t> free, Span<T> d) {
+    if (free.size == rows_) {
+      for (int i = 0; i < rows_; ++i) d[i] = -g[i];
+      two_loop(s_, y_, d);
+      return;
+    }
+    const Span<T> cut = cut_d_.first(free.size);
+    for (int k = 0; k < free.size; ++k) cut[k] = -g[free[k]];
+    for (int a = 0; a < count_; ++a) {
+      const int i = recent(a);
+      const T *s = s_[i].data, *y = y_[i].data;
+      for (int k = 0; k < free.size; ++k) {
+        cut_s_[i].data[k] = s[free[k]];
+        cut_y_[i].data[k] = y[free[k]];
+      }
+    }
+    two_loop(cut_s_, cut_y_, cut);
+    fill(d, T(0));
+    for (int k = 0; k < free.size; ++k) d[free[k]] = cut[k];
+  }
+
+ private:
+  int recent(int age) const { return (head_ - 1 - age + 2 * kMemory) % kMemory; }
+
+  void two_loop(const Span<T>* s_all, const Span<T>* y_all, Span<T> q) const {
     T alpha[kMemory], rho[kMemory];
     T gamma = 1;
     bool scaled = false;
     for (int a = 0; a < count_; ++a) {  // newest first
-      const int i = (head_ - 1 - a + 2 * kMemory) % kMemory;
-      const T *s = s_[i].data, *y = y_[i].data;
-      T sy = sy_[i], yy = yy_[i], sq = 0;
-      if (all_free) {
-        sq = dot(s_[i].first(rows_), d);
-      } else {
-        sy = yy = 0;
+      const int i = recent(a);
+      const T *s = s_all[i].data, *y = y_all[i].data;
+      T sy = 0, yy = 0, sq = 0;
 #pragma omp simd reduction(+ : sy, yy, sq)
-        for (int k = 0; k < rows_; ++k) {
-          const T yf = y[k] * free.data[k];
-          sy += s[k] * yf;
-          yy += y[k] * yf;
-          sq += s[k] * q[k];
-        }
+      for (int k = 0; k < q.size; ++k) {
+        sy += s[k] * y[k];
+        yy += y[k] * y[k];
+        sq += s[k] * q.data[k];
       }
       rho[i] = sy > std::numeric_limits<T>::epsilon() * yy ? 1 / sy : T(0);
       if (rho[i] == 0) continue;
       if (!scaled) gamma = sy / yy;
       scaled = true;
       alpha[i] = rho[i] * sq;
-#pragma omp simd
-      for (int k = 0; k < rows_; ++k) q[k] -= alpha[i] * y[k] * free.data[k];
+      axpy(-alpha[i], Span<const T>{y, q.size}, q);
     }
 #pragma omp simd
-    for (int k = 0; k < rows_; ++k) q[k] *= gamma;
+    for (int k = 0; k < q.size; ++k) q.data[k] *= gamma;
     for (int a = count_ - 1; a >= 0; --a) {  // oldest first
-      const int i = (head_ - 1 - a + 2 * kMemory) % kMemory;
+      const int i = recent(a);
       if (rho[i] == 0) continue;
-      const T *s = s_[i].data, *y = y_[i].data;
-      T yq = 0;
-#pragma omp simd reduction(+ : yq)
-      for (int k = 0; k < rows_; ++k) yq += y[k] * q[k];
-      const T step = alpha[i] - rho[i] * yq;
-#pragma omp simd
-      for (int k = 0; k < rows_; ++k) q[k] += step * s[k] * free.data[k];
+      const T yq = dot(Span<const T>{y_all[i].data, q.size}, Span<const T>(q));
+      axpy(alpha[i] - rho[i] * yq, Span<const T>{s_all[i].data, q.size}, q);
     }
   }
 
- private:
-  Span<T> s_[kMemory], y_[kMemory];
-  T sy_[kMemory], yy_[kMemory];
+  Span<T> s_[kMemory], y_[kMemory];          // (rows,)
+  Span<T> cut_s_[kMemory], cut_y_[kMemory];  // (free,)
+  Span<T> cut_d_;
   int count_ = 0, head_ = 0, rows_ = 0;
 };
 

@@ -10,9 +10,12 @@ namespace factormax {
 void set_num_threads(int threads);
 int get_num_threads();
 
-// Calls body(index, is_caller) for every index in [0, count), from up to get_num_threads() threads,
-// the calling one among them. While it waits for the others, the caller calls `idle`.
-void parallel_for(std::int64_t count, const std::function<void(std::int64_t, bool)>& body,
+using Worker = std::function<void(std::int64_t index, bool is_caller)>;
+
+// Calls a worker for every index in [0, count), from up to get_num_threads() threads, the calling
+// one among them. Every thread that takes part asks `make_worker` for a worker of its own. While
+// it waits for the others, the caller calls `idle`.
+void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
                   const std::function<void()>& idle);
 
 }  // namespace factormax

@@ -10,7 +10,7 @@ namespace factormax {
 template <class T>
 class ReducedSystem {
  public:
-  static constexpr int kDense = 128;
+  static constexpr int kDense = 256;
 
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual(), entries = p.num_entries + 2 * p.num_pairs;
@@ -22,11 +22,13 @@ class ReducedSystem {
     residual_ = ws.take<T>(rows);
     direction_ = ws.take<T>(rows);
     product_ = ws.take<T>(rows);
+    best_ = ws.take<T>(rows);
     diagonal_ = ws.take<T>(rows);
     matrix_ = ws.take<T>(static_cast<std::int64_t>(dense) * dense);
     var_ptr_ = ws.take<std::int32_t>(p.num_vars + 1);
     entry_row_ = ws.take<std::int32_t>(entries);
     entry_coef_ = ws.take<T>(entries);
+    first_ = ws.take<std::int32_t>(dense);
   }
 
   // The caller fills `free` (per variable) and the first `count` of `active`, then calls `build`,
@@ -55,14 +57,18 @@ class ReducedSystem {
     if (dense_) factorise();
   }
 
-  // Solves for the right-hand side `rhs` (count,) into `solution`; returns the largest residual.
-  T solve(Span<const T> rhs) {
+  // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted` relative
+  // to the largest entry of rhs; returns the residual reached, absolute.
+  T solve(Span<const T> rhs, T wanted) {
     if (count == 0) return 0;
+    const T goal = wanted * max_abs(rhs.first(count));
     if (dense_) {
-      const T residual = solve_dense(rhs);
-      if (residual <= 10 * precision() * max_abs(rhs.first(count))) return residual;
+      const T residual = solve_dense(rhs, goal);
+      if (residual <= goal) return residual;
+    } else {
+      fill(solution.first(count), T(0));
     }
-    return solve_cg(rhs);
+    return solve_cg(rhs, goal);
   }
 
   // out = A_I J A_I^T t
@@ -97,7 +103,6 @@ class ReducedSystem {
  private:
   static constexpr bool kDouble = std::numeric_limits<T>::digits > 24;
   static constexpr T ridge() { return kDouble ? T(1e-9) : T(1e-6); }
-  static constexpr T precision() { return kDouble ? T(1e-13) : T(1e-6); }
 
   void factorise() {
     const Instance<T>& p = *p_;
@@ -131,17 +136,18 @@ class ReducedSystem {
     T trace = 0;
     for (int i = 0; i < size; ++i) trace += diagonal_[i];
     const T shift = ridge() * trace / std::max(size, 1);
-    // Cholesky of the lower triangle, in place, row by row.
+    // Cholesky of the lower triangle, in place, row by row, inside the envelope of each row.
     for (int i = 0; i < size; ++i) {
       T* row_i = matrix + static_cast<std::int64_t>(i) * size;
       row_i[i] += shift;
       int first = 0;
       while (first < i && row_i[first] == 0) ++first;
+      first_[i] = first;
       for (int j = first; j <= i; ++j) {
         const T* row_j = matrix + static_cast<std::int64_t>(j) * size;
         T sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int k = first; k < j; ++k) sum += row_i[k] * row_j[k];
+        for (int k = std::max(first, first_[j]); k < j; ++k) sum += row_i[k] * row_j[k];
         if (j < i) {
           row_i[j] = (row_i[j] - sum) / row_j[j];
         } else {
@@ -157,17 +163,18 @@ class ReducedSystem {
       const T* row = matrix_.data + static_cast<std::int64_t>(i) * size;
       T sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int k = 0; k < i; ++k) sum += row[k] * b.data[k];
+      for (int k = first_[i]; k < i; ++k) sum += row[k] * b.data[k];
       b[i] = (b[i] - sum) / row[i];
     }
     for (int i = size - 1; i >= 0; --i) {
       const T* row = matrix_.data + static_cast<std::int64_t>(i) * size;
       b[i] /= row[i];
-      axpy(-b[i], Span<const T>{row, i}, b.first(i));
+      const int first = first_[i];
+      axpy(-b[i], Span<const T>{row + first, i - first}, Span<T>{b.data + first, i - first});
     }
   }
 
-  T solve_dense(Span<const T> rhs) {
+  T solve_dense(Span<const T> rhs, T goal) {
     const Span<T> residual = residual_.first(count);
     copy(rhs.first(count), residual);
     fill(solution.first(count), T(0));
@@ -178,24 +185,27 @@ class ReducedSystem {
       apply(solution.first(count), product_.first(count));
       for (int i = 0; i < count; ++i) residual[i] = rhs[i] - product_[i];
       size = max_abs(Span<const T>(residual));
+      if (size <= goal) break;
     }
     return size;
   }
 
-  T solve_cg(Span<const T> rhs) {
+  // Improves `solution`. On a singular system the iterates can run away once the residual is down
+  // to rounding, so the best one is kept.
+  T solve_cg(Span<const T> rhs, T goal) {
     const Span<T> r = residual_.first(count), d = direction_.first(count),
-                  q = product_.first(count), t = solution.first(count);
-    copy(rhs.first(count), r);
-    fill(t, T(0));
+                  q = product_.first(count), t = solution.first(count), best = best_.first(count);
+    apply(t, q);
     T rho = 0;
     for (int i = 0; i < count; ++i) {
+      r[i] = rhs[i] - q[i];
       d[i] = r[i] / diagonal_[i];
       rho += r[i] * d[i];
     }
-    T size = max_abs(Span<const T>(r));
-    const T goal = precision() * size;
-    const int limit = 4 * count + 50;
-    for (int step = 0; step < limit && size > goal; ++step) {
+    copy(t, best);
+    T least = max_abs(Span<const T>(r));
+    const int limit = 2 * count + 50, patience = 25 + count / 4;
+    for (int step = 0, since = 0; step < limit && since < patience && least > goal; ++step) {
       apply(d, q);
       const T curvature = dot(d, q);
       if (!(curvature > 0)) break;
@@ -208,15 +218,24 @@ class ReducedSystem {
       const T beta = next / rho;
       rho = next;
       for (int i = 0; i < count; ++i) d[i] = r[i] / diagonal_[i] + beta * d[i];
-      size = max_abs(Span<const T>(r));
+      const T size = max_abs(Span<const T>(r));
+      ++since;
+      if (size < least) {
+        least = size;
+        since = 0;
+        copy(t, best);
+      }
     }
-    return size;
+    copy(best, t);
+    apply(t, q);
+    for (int i = 0; i < count; ++i) r[i] = rhs[i] - q[i];
+    return max_abs(Span<const T>(r));
   }
 
   const Instance<T>* p_ = nullptr;
   bool dense_ = true;
-  Span<T> residual_, direction_, product_, diagonal_, matrix_, entry_coef_;
-  Span<std::int32_t> var_ptr_, entry_row_;
+  Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, entry_coef_;
+  Span<std::int32_t> var_ptr_, entry_row_, first_;
 };
 
 }  // namespace factormax

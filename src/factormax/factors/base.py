@@ -99,7 +99,10 @@ class Factor:
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
     ) -> None:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
-        given = [variables] if isinstance(variables, Variable) else list(variables)
+        if isinstance(variables, Variable):
+            given = [variables]
+        else:
+            given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
         self._given = given
         if not given:
             raise GraphError(f"{self.kind}: the list of variables is empty.")
@@ -109,6 +112,7 @@ class Factor:
                     f"{self.kind} takes a variable of a FactorGraph or a list of them, "
                     f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
                 )
+        self._listed = not isinstance(variables, Variable)
             if u.graph is not given[0].graph:
                 raise GraphError(f"{self.name}: the variables belong to different graphs.")
         self.graph = given[0].graph

@@ -51,10 +51,11 @@ class Knapsack(LinearFactor):
         self.check()
 
     def _take_costs(self, costs: ArrayLike, axis: int | tuple[int, ...] | None) -> FloatArray:
-        if len(self._given) > 1 or axis is None:
-            single = len(self._given) == 1
-            shape = self._given[0].shape if single else (self.index.shape[1],)
+        if axis is None:
+            shape = (self.index.shape[1],) if self._listed else self._given[0].shape
             return take_param(self, "costs", costs, shape)
+        if len(self._given) > 1:  # one cost a variable of the rows that `axis` makes
+            return take_param(self, "costs", costs, self.index.shape)
         (u,) = self._given
         given = take_param(self, "costs", costs, u.shape)
         # The costs follow their variables to the rows that `axis` makes.
