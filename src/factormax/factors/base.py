@@ -112,9 +112,9 @@ class Factor:
                     f"{self.kind} takes a variable of a FactorGraph or a list of them, "
                     f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
                 )
-        self._listed = not isinstance(variables, Variable)
             if u.graph is not given[0].graph:
                 raise GraphError(f"{self.name}: the variables belong to different graphs.")
+        self._listed = not isinstance(variables, Variable)
         self.graph = given[0].graph
         if axis is None:
             parts = [u.index.reshape(1, -1) for u in given]
