@@ -24,7 +24,9 @@ def make_factor(term: Term, u):
         return fm.Pair(u[term.vars[0]], u[term.vars[1]], term.scores)
     literals = [~u[j] if negated else u[j] for j, negated in zip(term.vars, term.neg, strict=True)]
     if term.kind == "Knapsack" and len(literals) == 1:  # TEMP
-        literals = [~u[j : j + 1] if n else u[j : j + 1] for j, n in zip(term.vars, term.neg)]  # TEMP
+        literals = [
+            ~u[j : j + 1] if n else u[j : j + 1] for j, n in zip(term.vars, term.neg)
+        ]  # TEMP
     return getattr(fm, term.kind)(literals, **term.params)
 
 
@@ -53,6 +55,7 @@ def assert_solves(problem: Problem, atol=1e-5, grad_atol=1e-6, seed=0, **options
     exact = oracle.solve(problem)
     built, solution = solved(problem, **options)
     assert solution.converged, solution
+    assert max(solution.primal_residual, solution.dual_residual) <= options.get("tol", 1e-6)
     np.testing.assert_allclose(built.u.value, exact.mu, rtol=0, atol=atol)
     scale = max(1.0, np.abs(problem.eta).max(), np.abs(problem.pair_scores).max(initial=0))
     assert abs(solution.objective - exact.objective) <= 10 * atol * scale * len(problem.eta)

@@ -46,6 +46,28 @@ def random_problem(rng, n=8, factors=6, kinds=ALL, scale=1.0, max_degree=5, max_
     return Problem(scale * rng.normal(size=n), tuple(terms))
 
 
+def fuzzed_problem(seed: int) -> Problem:
+    """One of an endless supply, at all scales: larger and more tangled than the others."""
+    rng = np.random.default_rng([7, seed])
+    scale = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)[seed % 6]
+    n, factors = int(rng.integers(3, 30)), int(rng.integers(2, 25))
+    return random_problem(rng, n, factors, scale=scale)
+
+
+def unplanted_problem(seed: int) -> Problem:
+    """A random graph that may well be infeasible; one in five with masked variables."""
+    rng = np.random.default_rng([8, seed])
+    scale = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)[seed % 6]
+    n, terms = int(rng.integers(2, 10)), []
+    for _ in range(int(rng.integers(2, 10))):
+        kind = str(rng.choice(ALL))
+        d = 2 if kind == "Pair" else int(rng.integers(1, min(5, n) + 1))
+        variables = rng.choice(n, d, replace=False)
+        terms.append(random_term(kind, variables, rng, negate=True, scale=scale))
+    problem = Problem(scale * rng.normal(size=n), tuple(terms))
+    return problem.masked(rng.random(n) < 0.7) if seed % 5 == 0 else problem
+
+
 # The models of ALGORITHMS.md, section 3.1 --------------------------------------------------
 
 

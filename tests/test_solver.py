@@ -7,7 +7,15 @@ import oracle
 import pytest
 from graphs import AWAY_FROM_KINKS, assert_gradient, assert_solves, build, exact_or_none, solved
 from oracle import Problem, Term
-from problems import ALL, full_mrf, matching, random_logic, random_problem
+from problems import (
+    ALL,
+    full_mrf,
+    fuzzed_problem,
+    matching,
+    random_logic,
+    random_problem,
+    unplanted_problem,
+)
 
 import factormax as fm
 
@@ -45,6 +53,23 @@ def test_many_random_graphs(seed, scale):
     for problem in random_problems(1000 + seed, scale, 50):
         assert_solves(problem)
         assert_solves(problem, atol=1e-8, tol=1e-10)
+
+
+# Found by fuzzing 12,000 of them: degenerate vertices, where an early version stalled.
+HARD = [783, 1886, 1895, 2633, 2950, 3160, 4403, 4516, 6160, 7229, 7517, 7619, 8540, 10407, 10521]
+
+
+@pytest.mark.parametrize("seed", HARD)
+def test_graphs_that_were_hard(seed):
+    assert_solves(fuzzed_problem(seed))
+    assert_solves(fuzzed_problem(seed), atol=1e-8, tol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_fuzzed_graphs(block):
+    for seed in range(20_000 + 100 * block, 20_000 + 100 * (block + 1)):
+        assert_solves(fuzzed_problem(seed), **({"tol": 1e-10, "atol": 1e-8} if seed % 2 else {}))
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -190,6 +215,35 @@ def test_infeasible_graphs_are_proved_so(terms, scale):
     assert np.isnan(built.u.value).all()
     assert np.isneginf(solution.objective)
     assert not solution.vjp({built.u: np.ones(3)})[built.u].any()
+
+
+def assert_status(problem):
+    """Converged where there is a solution, infeasible where there is none."""
+    exact = exact_or_none(problem)
+    built = build(problem)
+    solution = built.fg.solve(on_failure="ignore")
+    if exact is None:
+        assert solution.status is fm.Status.INFEASIBLE
+    else:
+        assert solution.status is fm.Status.CONVERGED
+        np.testing.assert_allclose(built.u.value, exact.mu, atol=1e-5)
+
+
+# Found by fuzzing 6,000 of them: infeasible, yet an early version said converged (or stalled).
+HARD_STATUS = [1577, 1809, 2069, 2411, 2446, 2663, 3581, 4481, 4757, 5038, 5150, 5168, 5380, 5471]
+
+
+@pytest.mark.parametrize("seed", HARD_STATUS)
+def test_statuses_that_were_wrong(seed):
+    assert_status(unplanted_problem(seed))
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 20))]
+)
+def test_the_status_is_right(block):
+    for seed in range(10_000 + 300 * block, 10_000 + 300 * (block + 1)):
+        assert_status(unplanted_problem(seed))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -35,7 +35,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     layout = [(t.name, t.shape) for t in graph.tensors]
     check_scores(numbers.eta_u, numbers.mask, layout, batch_shape)
     pairs = graph.pairs()
-    pair_layout = [(f"{f.name}", f.group_shape) for f in pairs]
+    pair_layout = graph.pair_layout()
     check_scores(numbers.eta_v, None, pair_layout, batch_shape, allow_minus_inf=False)
     warm = None
     if warm_start is not None:
@@ -63,7 +63,14 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         if objective is not None:
             grad_objective = np.broadcast_to(objective, batch_shape).reshape(batch)
         grad_u, grad_v = engine.vjp(
-            wiring, numbers, raw, grad_mu, grad_mu_v, grad_objective, options.on_failure
+            wiring,
+            numbers.eta_v,
+            numbers.params,
+            raw,
+            grad_mu,
+            grad_mu_v,
+            grad_objective,
+            options.on_failure,
         )
         out: dict[Any, Any] = {}
         for t in tensors:
@@ -84,7 +91,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         multipliers=raw.tau,
         differentiate=vjp,
     )
-    engine.report_failures(raw, options.on_failure, stacklevel=4)
+    engine.report_failures(raw, options.on_failure)
     return solution
 
 

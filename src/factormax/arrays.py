@@ -11,7 +11,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Array", "ArrayLike", "FloatArray", "IndexArray", "is_tensor", "to_numpy"]
+__all__ = ["Array", "ArrayLike", "FloatArray", "IndexArray", "is_tensor", "is_tracing", "to_numpy"]
 
 Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor"
@@ -23,6 +23,12 @@ def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_tracing() -> bool:
+    """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:

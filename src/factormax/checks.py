@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Sequence
 
@@ -10,13 +11,32 @@ import numpy.typing as npt
 
 from factormax.arrays import FloatArray
 
-__all__ = ["check_scores"]
+__all__ = ["check_scores", "pack_layout", "unpack_layout"]
+
+Layout = Sequence[tuple[str, tuple[int, ...]]]
+
+
+def pack_layout(variables: Layout, factors: Layout) -> str:
+    """Names and shapes as a text, which an operator can take."""
+    parts = []
+    for names in (variables, factors):
+        parts.append("\x1e".join([name + "\x1f" + str(list(shape)) for name, shape in names]))
+    return "\x1d".join(parts)
+
+
+def unpack_layout(text: str) -> tuple[Layout, Layout]:
+    """The names and shapes of variables and of factors."""
+    layouts: list[Layout] = []
+    for part in text.split("\x1d"):
+        entries = [entry.split("\x1f") for entry in part.split("\x1e") if entry]
+        layouts.append([(name, tuple(ast.literal_eval(shape))) for name, shape in entries])
+    return layouts[0], layouts[1]
 
 
 def check_scores(
     scores: FloatArray,
     mask: npt.NDArray[np.bool_] | None,
-    layout: Sequence[tuple[str, tuple[int, ...]]],
+    layout: Layout,
     batch_shape: Sequence[int],
     allow_minus_inf: bool = True,
 ) -> None:

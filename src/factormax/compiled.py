@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax.arrays import FloatArray, IndexArray
+from factormax.errors import GraphError
 from factormax.factors import REGISTRY
-from factormax.factors.base import Factor, Group, RowBlocks
+from factormax.factors.base import Factor, Group, RowBlocks, repeated_variable
 
 __all__ = ["CompiledGraph", "Lowered", "Wiring", "compile_wiring", "num_dual"]
 
@@ -110,6 +111,9 @@ class CompiledGraph:
                 else flags.reshape(entry.k, entry.d)
             )
             start = stop
+            twice = repeated_variable(index[-1])
+            if twice is not None:
+                raise GraphError(f"{entry.cls.__name__}: variable {twice} is in it twice.")
             if entry.cls.soft:
                 pairs.append(index[-1])
                 pair_negated.append(negated[-1])
@@ -217,7 +221,9 @@ class CompiledGraph:
         mask: npt.NDArray[np.bool_] | None,
     ) -> RowBlocks:
         k, d = bundle.index.shape
-        if params is None:  # only the topology is wanted
+        if params is not None:
+            bundle.cls.check_params(tuple(params), d, bundle.cls.__name__)
+        else:  # only the topology is wanted
             shapes = {"factor": (1, k), "literal": (1, k, d)}
             params = [np.ones(shapes[s]) for s in bundle.cls.param_shapes]
         present = np.ones((1, k, d), dtype=bool) if mask is None else mask[:, bundle.index]

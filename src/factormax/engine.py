@@ -6,6 +6,7 @@ solver object to keep alive.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ import numpy.typing as npt
 
 from factormax import _core
 from factormax.arrays import FloatArray
-from factormax.compiled import CompiledGraph, Lowered, Wiring, compile_wiring
+from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
 from factormax.status import Status
 
 __all__ = ["METHODS", "Numbers", "Options", "RawSolution", "report_failures", "solve", "vjp"]
 
 METHODS = {"auto": 0, "admm": 1}
+ABSENT_SIDE = 2  # Side::absent of the core
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,34 @@ class RawSolution:
     iterations: npt.NDArray[np.int32]
     status: npt.NDArray[np.int32]
 
+    @classmethod
+    def for_vjp(
+        cls,
+        mu: FloatArray,
+        mu_v: FloatArray,
+        var_side: npt.NDArray[np.int8],
+        row_side: npt.NDArray[np.int8],
+        status: npt.NDArray[np.int32],
+    ) -> RawSolution:
+        """Only what `vjp` looks at."""
+        none = np.zeros(0)
+        return cls(mu, mu_v, none, var_side, row_side, none, none, none, none, status)  # type: ignore[arg-type]
+
 
 def _structure(
-    graph: CompiledGraph, lowered: Lowered, numbers: Numbers, mask: npt.NDArray[np.bool_] | None
-) -> tuple[Any, ...]:
-    """The leading arguments of every function of the core."""
-    dtype = numbers.eta_u.dtype.type
-    return (
+    wiring: Wiring,
+    eta_u: FloatArray,
+    eta_v: FloatArray,
+    params: FloatArray,
+    mask: npt.NDArray[np.bool_] | None,
+) -> tuple[CompiledGraph, tuple[Any, ...]]:
+    """The compiled graph, and the leading arguments of every function of the core."""
+    graph = compile_wiring(wiring)
+    if mask is not None:
+        mask = np.ascontiguousarray(mask)
+    lowered = graph.lower(params, mask, eta_u.shape[0])
+    dtype = eta_u.dtype.type
+    return graph, (
         graph.row_ptr,
         lowered.col,
         lowered.coef[dtype],
@@ -78,28 +101,20 @@ def _structure(
         graph.block_kind,
         graph.block_isolated,
         None if mask is None else mask.view(np.uint8),
-        np.ascontiguousarray(numbers.eta_u),
-        np.ascontiguousarray(numbers.eta_v),
+        np.ascontiguousarray(eta_u),
+        np.ascontiguousarray(eta_v),
     )
-
-
-def _prepare(wiring: Wiring, numbers: Numbers) -> tuple[CompiledGraph, tuple[Any, ...]]:
-    graph = compile_wiring(wiring)
-    mask = numbers.mask
-    gone = numbers.eta_u == -np.inf
-    if gone.any():  # a score of -inf takes the variable out, like a mask
-        mask = ~gone if mask is None else mask & ~gone
-    if mask is not None:
-        mask = np.ascontiguousarray(mask)
-    lowered = graph.lower(numbers.params, mask, numbers.eta_u.shape[0])
-    return graph, _structure(graph, lowered, numbers, mask)
 
 
 def solve(
     wiring: Wiring, numbers: Numbers, options: Options, warm: FloatArray | None = None
 ) -> RawSolution:
     """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
-    graph, structure = _prepare(wiring, numbers)
+    mask = numbers.mask
+    gone = numbers.eta_u == -np.inf
+    if gone.any():  # a score of -inf takes the variable out, like a mask
+        mask = ~gone if mask is None else mask & ~gone
+    graph, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
     batch, n = numbers.eta_u.shape
     dtype = numbers.eta_u.dtype
     dual = graph.num_rows + len(graph.pairs)
@@ -130,7 +145,8 @@ def solve(
 
 def vjp(
     wiring: Wiring,
-    numbers: Numbers,
+    eta_v: FloatArray,
+    params: FloatArray,
     raw: RawSolution,
     grad_mu: FloatArray,
     grad_mu_v: FloatArray,
@@ -138,9 +154,12 @@ def vjp(
     on_failure: str,
 ) -> tuple[FloatArray, FloatArray]:
     """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`."""
-    _, structure = _prepare(wiring, numbers)
-    batch, n = numbers.eta_u.shape
-    dtype = numbers.eta_u.dtype
+    absent = raw.var_side == ABSENT_SIDE
+    mask = ~absent if absent.any() else None
+    # The scores themselves are not needed: their place is taken by mu.
+    _, structure = _structure(wiring, raw.mu, eta_v, params, mask)
+    batch, n = raw.mu.shape
+    dtype = raw.mu.dtype
     grad_eta_u = np.empty((batch, n), dtype)
     grad_eta_v = np.empty((batch, raw.mu_v.shape[1]), dtype)
     residual = np.zeros(batch)
@@ -180,10 +199,10 @@ def _report_backward(
     )
     if on_failure == "raise":
         raise NotConvergedError(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=2)
+    _warn(message)
 
 
-def report_failures(raw: RawSolution, on_failure: str, stacklevel: int) -> None:
+def report_failures(raw: RawSolution, on_failure: str) -> None:
     """Raises or warns, as asked, if an instance did not converge."""
     failed = raw.status != Status.CONVERGED.code
     if on_failure == "ignore" or not failed.any():
@@ -200,4 +219,16 @@ def report_failures(raw: RawSolution, on_failure: str, stacklevel: int) -> None:
     if on_failure == "raise":
         infeasible = Status.INFEASIBLE.code in codes
         raise (InfeasibleError if infeasible else NotConvergedError)(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=stacklevel)
+    _warn(message)
+
+
+def _warn(message: str) -> None:
+    """Warns at the line of the caller's code, whatever lies between."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if package not in ("factormax", "torch"):
+            break
+        frame = frame.f_back
+        depth += 1
+    warnings.warn(message, NotConvergedWarning, stacklevel=depth)

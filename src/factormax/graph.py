@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import Array, ArrayLike, is_tensor
+from factormax.arrays import Array, ArrayLike, is_tensor, is_tracing
 from factormax.compiled import Wiring
 from factormax.engine import METHODS, Options
 from factormax.errors import GraphError, ShapeError
@@ -232,6 +232,13 @@ class FactorGraph:
     def pairs(self) -> list[Pair]:
         """The factors with scores, in the order in which their scores are laid out."""
         return [f for f in self.factors if isinstance(f, Pair)]
+
+    def pair_layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the factors with scores, for messages."""
+        pairs = self.pairs()
+        if len(pairs) > 16 or is_tracing():  # names take time, or can't be had
+            return [(f"{f.kind} (number {i})", f.group_shape) for i, f in enumerate(pairs)]
+        return [(f.name, f.group_shape) for f in pairs]
 
     def known_batch_shape(self) -> tuple[int, ...]:
         """The batch dimensions.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import Array, FloatArray, IndexArray
+from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.errors import GraphError, ShapeError
 from factormax.variable import Variable
 
@@ -157,12 +157,12 @@ class Factor:
         return moved.reshape(rows, size)
 
     def _check_distinct(self) -> None:
-        ordered = np.sort(self.index, axis=1)
-        repeated = ordered[:, 1:] == ordered[:, :-1]
-        if repeated.any():
-            row, at = np.argwhere(repeated)[0]
+        if is_tracing():
+            return  # the compiled graph checks again
+        twice = repeated_variable(self.index)
+        if twice is not None:
             raise GraphError(
-                f"{self.name}: {self.graph.scalar_name(int(ordered[row, at]))} is in it twice. "
+                f"{self.name}: {self.graph.scalar_name(twice)} is in it twice. "
                 f"List every variable once."
             )
 
@@ -189,6 +189,16 @@ class Factor:
         """
         raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
 
+    def _set_params(self, *params: FloatArray) -> None:
+        """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
+        self.params = params
+        if not is_tracing():
+            self.check_params(params, self.index.shape[1], self.name)
+
+    @classmethod
+    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+        """Raises unless the parameters of factors over d variables make sense."""
+
     @classmethod
     def num_rows(cls, d: int) -> int:
         """How many rows one factor over d variables has."""
@@ -198,6 +208,13 @@ class Factor:
     def lower(cls, group: Group) -> RowBlocks:
         """The rows of a group of such factors."""
         raise NotImplementedError
+
+
+def repeated_variable(index: IndexArray) -> int | None:
+    """A variable that a row of `index` holds twice, if there is one."""
+    ordered = np.sort(index, axis=1)
+    repeated = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
+    return int(ordered[tuple(repeated[0])]) if len(repeated) else None
 
 
 def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -258,13 +275,13 @@ def last_negative(group: Group) -> FloatArray:
     return np.where(np.arange(d) == group.last[..., None], -1.0, 1.0)
 
 
-def check_whole(factor: Factor, word: str, value: FloatArray) -> None:
+def check_whole(name: str, word: str, value: FloatArray) -> None:
     """Raises unless every number is whole and not negative."""
     bad = ~(np.isfinite(value) & (value >= 0) & (value == np.floor(value)))
     if bad.any():
         worst = value[bad].ravel()[0]
         rule = "at least 0" if worst < 0 else "a whole number"
-        raise GraphError(f"{factor.name}: {word} must be {rule}, got {_plain(worst)}.")
+        raise GraphError(f"{name}: {word} must be {rule}, got {_plain(worst)}.")
 
 
 def _plain(value: Any) -> str:

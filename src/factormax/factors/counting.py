@@ -30,18 +30,16 @@ class CountingFactor(LinearFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, axis=axis)
-        self.params = (take_param(self, self.word, count, self.group_shape),)
-        self.check()
+        self._set_params(take_param(self, self.word, count, self.group_shape))
 
-    def check(self) -> None:
+    @classmethod
+    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
         """Raises unless the counts are whole, not negative, and can be met."""
-        (count,) = self.params
-        check_whole(self, self.word, count)
-        size = self.index.shape[1]
-        if self.needs_that_many and (count > size).any():
+        (count,) = params
+        check_whole(name, cls.word, count)
+        if cls.needs_that_many and (count > d).any():
             raise InfeasibleError(
-                f"{self.name}: {self.word} is {int(count.max())}, "
-                f"but there are only {size} variables."
+                f"{name}: {cls.word} is {int(count.max())}, but there are only {d} variables."
             )
 
     @classmethod

@@ -44,11 +44,10 @@ class Knapsack(LinearFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, axis=axis)
-        self.params = (
+        self._set_params(
             self._take_costs(costs, axis),
             take_param(self, "budget", budget, self.group_shape),
         )
-        self.check()
 
     def _take_costs(self, costs: ArrayLike, axis: int | tuple[int, ...] | None) -> FloatArray:
         if axis is None:
@@ -62,13 +61,14 @@ class Knapsack(LinearFactor):
         order = Variable(self.graph, u.position, np.arange(u.size).reshape(u.shape))
         return given[:, self._rows_along(order, axis).reshape(-1)]
 
-    def check(self) -> None:
+    @classmethod
+    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
         """Raises unless costs and budget are finite and not negative."""
-        for word, value in zip(("costs", "budget"), self.params, strict=True):
+        for word, value in zip(("costs", "budget"), params, strict=True):
             bad = ~(np.isfinite(value) & (value >= 0))
             if bad.any():
                 raise GraphError(
-                    f"{self.name}: {word} must be finite and at least 0, "
+                    f"{name}: {word} must be finite and at least 0, "
                     f"got {value[bad].ravel()[0]}."
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, to_numpy
+from factormax.arrays import ArrayLike, FloatArray, is_tracing, to_numpy
 from factormax.errors import ShapeError
 from factormax.factors.base import Factor
 
@@ -21,7 +21,7 @@ def take_param(factor: Factor, word: str, value: ArrayLike, shape: tuple[int, ..
         ShapeError: if it fits neither way, or holds no numbers.
     """
     array = to_numpy(value)
-    if array.dtype.kind not in "fiub":
+    if not is_tracing() and array.dtype.kind not in "fiub":
         raise ShapeError(f"{factor.name}: {word} must be numbers, got dtype {array.dtype}.")
     batch = factor.graph.batch_shape
     size = 1

@@ -45,7 +45,7 @@ def face(problem: DenseProblem, tau: Vector, margin: float = MARGIN) -> Face:
     margin = margin + 16 * float(np.finfo(np.float64).eps * np.abs(problem.eta).max(initial=0.0))
     z = problem.eta - problem.A.T @ tau
     slack = problem.A @ np.clip(z, 0.0, 1.0) - problem.b
-    inside = (problem.lo < tau) & (tau < problem.hi)
+    inside = (problem.lo + margin < tau) & (tau < problem.hi - margin)
     return Face(
         free=(z > margin) & (z < 1 - margin),
         tight=(problem.lo < problem.hi) & (inside | (np.abs(slack) <= margin)),

@@ -1,0 +1,303 @@
+"""The torch front: a custom operator with autograd, so that solves compile and differentiate.
+
+The operator works on flat CPU tensors in float32 or float64. Everything around it (concatenating
+variables, casts, copies between devices) is ordinary torch, which differentiates it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from factormax import engine
+from factormax.checks import check_scores, pack_layout, unpack_layout
+from factormax.compiled import Wiring, num_dual
+from factormax.engine import Numbers, Options, RawSolution
+from factormax.factors.base import Factor
+from factormax.factors.pair import Pair
+from factormax.solution import Solution
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["solve"]
+
+
+# ---- The operator --------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("factormax::solve", mutates_args=(), device_types="cpu")
+def solve_op(
+    eta_u: Tensor,
+    eta_v: Tensor,
+    mask: Tensor | None,
+    index: Tensor,
+    negated: Tensor,
+    params: Tensor,
+    warm: Tensor | None,
+    spec: str,
+    layout: str,
+    batch_shape: Sequence[int],
+    method: str,
+    tol: float,
+    max_iter: int,
+    step_size: float,
+    on_failure: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """LP-SparseMAP of a batch: `(B, n)` scores and `(B, P)` factor scores to marginals of both."""
+    wiring = Wiring(eta_u.shape[1], spec, _numpy(index), _numpy(negated))
+    numbers = Numbers(
+        _numpy(eta_u), _numpy(eta_v), _numpy(params), None if mask is None else _numpy(mask)
+    )
+    variables, factors = unpack_layout(layout)
+    check_scores(numbers.eta_u, numbers.mask, variables, batch_shape)
+    check_scores(numbers.eta_v, None, factors, batch_shape, allow_minus_inf=False)
+    options = Options(method, tol, max_iter, step_size, on_failure)
+    raw = engine.solve(wiring, numbers, options, None if warm is None else _numpy(warm))
+    engine.report_failures(raw, on_failure)
+    return (
+        torch.from_numpy(raw.mu),
+        torch.from_numpy(raw.mu_v),
+        torch.from_numpy(raw.objective.astype(raw.mu.dtype, copy=False)),
+        torch.from_numpy(raw.tau),
+        torch.from_numpy(raw.var_side),
+        torch.from_numpy(raw.row_side),
+        torch.from_numpy(raw.primal_residual),
+        torch.from_numpy(raw.dual_residual),
+        torch.from_numpy(raw.iterations),
+        torch.from_numpy(raw.status),
+    )
+
+
+@solve_op.register_fake
+def _solve_fake(
+    eta_u: Tensor,
+    eta_v: Tensor,
+    mask: Tensor | None,
+    index: Tensor,
+    negated: Tensor,
+    params: Tensor,
+    warm: Tensor | None,
+    spec: str,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    batch = eta_u.shape[0]
+    dual = num_dual(spec)
+    return (
+        torch.empty_like(eta_u, memory_format=torch.contiguous_format),
+        torch.empty_like(eta_v, memory_format=torch.contiguous_format),
+        eta_u.new_empty((batch,)),
+        eta_u.new_empty((batch, dual)),
+        eta_u.new_empty(eta_u.shape, dtype=torch.int8),
+        eta_u.new_empty((batch, dual), dtype=torch.int8),
+        eta_u.new_empty((batch,), dtype=torch.float64),
+        eta_u.new_empty((batch,), dtype=torch.float64),
+        eta_u.new_empty((batch,), dtype=torch.int32),
+        eta_u.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("factormax::solve_vjp", mutates_args=(), device_types="cpu")
+def vjp_op(
+    grad_mu: Tensor,
+    grad_mu_v: Tensor,
+    grad_objective: Tensor,
+    eta_v: Tensor,
+    index: Tensor,
+    negated: Tensor,
+    params: Tensor,
+    mu: Tensor,
+    mu_v: Tensor,
+    var_side: Tensor,
+    row_side: Tensor,
+    status: Tensor,
+    spec: str,
+    on_failure: str,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `factormax::solve` with respect to both kinds of scores."""
+    raw = RawSolution.for_vjp(*map(_numpy, (mu, mu_v, var_side, row_side, status)))
+    grad_u, grad_v = engine.vjp(
+        Wiring(mu.shape[1], spec, _numpy(index), _numpy(negated)),
+        _numpy(eta_v),
+        _numpy(params),
+        raw,
+        _numpy(grad_mu),
+        _numpy(grad_mu_v),
+        _numpy(grad_objective),
+        on_failure,
+    )
+    return torch.from_numpy(grad_u), torch.from_numpy(grad_v)
+
+
+@vjp_op.register_fake
+def _vjp_fake(
+    grad_mu: Tensor, grad_mu_v: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty_like(grad_mu, memory_format=torch.contiguous_format),
+        torch.empty_like(grad_mu_v, memory_format=torch.contiguous_format),
+    )
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, eta_v, _, index, negated, params, _, spec, *_, on_failure = inputs
+    mu, mu_v, _, _, var_side, row_side, _, _, _, status = output
+    ctx.save_for_backward(
+        eta_v, index, negated, params, mu, mu_v, var_side, row_side, status
+    )
+    ctx.spec, ctx.on_failure = spec, on_failure
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    grad_u, grad_v = vjp_op(*grads[:3], *ctx.saved_tensors, ctx.spec, ctx.on_failure)
+    return (grad_u, grad_v, *(None,) * 13)
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    raise RuntimeError(
+        "factormax: a solve can't be differentiated twice. Its gradient is piecewise constant in "
+        "the scores; call backward() without create_graph=True."
+    )
+
+
+solve_op.register_autograd(_backward, setup_context=_keep_for_backward)
+vjp_op.register_autograd(_no_double_backward)
+
+
+def _numpy(tensor: Tensor) -> Any:
+    return tensor.detach().numpy()
+
+
+# ---- The front -----------------------------------------------------------------------------------
+
+
+def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+    """Solves a graph of torch scores."""
+    batch_shape = graph.known_batch_shape()
+    mu, mu_v, objective, tau, _, _, primal, dual, iterations, status = torch.ops.factormax.solve(
+        *_op_args(graph, options, warm_start)
+    )
+    values = []
+    for t in graph.tensors:
+        value = mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
+        values.append(_like(value, t.scores, graph))
+    factor_values: list[tuple[Factor, Any]] = []
+    start = 0
+    for f in graph.pairs():
+        stop = start + f.index.shape[0]
+        own = mu_v[:, start:stop].reshape((*batch_shape, *f.group_shape))
+        factor_values.append((f, _like(_sum_to(own, len(batch_shape), f), f.scores, graph)))
+        start = stop
+    graph.set_answer(values, factor_values)
+    reference = _first_tensor(graph)
+    return Solution(
+        status_codes=status.reshape(batch_shape),
+        iterations=iterations.reshape(batch_shape),
+        primal_residual=primal.reshape(batch_shape),
+        dual_residual=dual.reshape(batch_shape),
+        objective=_like(objective.reshape(batch_shape), reference, graph),
+        multipliers=tau.detach(),
+    )
+
+
+def _op_args(
+    graph: FactorGraph, options: Options | None = None, warm_start: Solution | None = None
+) -> tuple[Any, ...]:
+    """The arguments of the operator for a graph."""
+    options = options or Options()
+    batch_shape = graph.known_batch_shape()
+    batch = 1
+    for s in batch_shape:
+        batch *= s
+    dtype = _compute_dtype(graph)
+    pairs = graph.pairs()
+
+    columns = []
+    for t in graph.tensors:
+        if t.scores is None:
+            columns.append(torch.zeros((batch, t.size), dtype=dtype))
+        else:
+            columns.append(t.scores.to("cpu", dtype).reshape((batch, t.size)))
+    eta_u = columns[0] if len(columns) == 1 else torch.cat(columns, 1)
+
+    scores = []
+    for f in pairs:
+        own = torch.as_tensor(f.scores).to("cpu", dtype)
+        scores.append(own.expand((*batch_shape, *f.group_shape)).reshape((batch, f.index.shape[0])))
+    if not scores:
+        eta_v = torch.zeros((batch, 0), dtype=dtype)
+    else:
+        eta_v = scores[0] if len(scores) == 1 else torch.cat(scores, 1)
+
+    mask = None
+    if any(t.mask is not None for t in graph.tensors):
+        masks = []
+        for t in graph.tensors:
+            if t.mask is None:
+                masks.append(torch.ones((batch, t.size), dtype=torch.bool))
+            else:
+                full = torch.as_tensor(t.mask).cpu().expand((*batch_shape, *t.shape))
+                masks.append(full.reshape((batch, t.size)))
+        mask = torch.cat(masks, 1)
+
+    wiring = graph.wiring()
+    warm = None
+    if warm_start is not None:
+        tau = graph.check_multipliers(warm_start, batch, num_dual(wiring.spec))
+        warm = torch.as_tensor(tau).detach().to("cpu", dtype)
+    layout = pack_layout([(t.name, t.shape) for t in graph.tensors], graph.pair_layout())
+    return (
+        eta_u,
+        eta_v,
+        mask,
+        torch.as_tensor(wiring.index),
+        torch.as_tensor(wiring.negated),
+        torch.as_tensor(graph.params()),
+        warm,
+        wiring.spec,
+        layout,
+        list(batch_shape),
+        options.method,
+        options.tol,
+        options.max_iter,
+        options.step_size,
+        options.on_failure,
+    )
+
+
+def _compute_dtype(graph: FactorGraph) -> torch.dtype:
+    """float64 if any scores are, else float32; integers count as the default dtype."""
+    for given in [t.scores for t in graph.tensors] + [f.scores for f in graph.pairs()]:
+        if isinstance(given, Tensor) and _value_dtype(given) == torch.float64:
+            return torch.float64
+    return torch.float32
+
+
+def _value_dtype(scores: Tensor) -> torch.dtype:
+    return scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
+
+
+def _first_tensor(graph: FactorGraph) -> Tensor:
+    given = [t.scores for t in graph.tensors] + [f.scores for f in graph.pairs()]
+    return next(s for s in given if isinstance(s, Tensor))
+
+
+def _like(value: Tensor, scores: Any, graph: FactorGraph) -> Tensor:
+    """The value in the caller's dtype and on the caller's device."""
+    model = scores if isinstance(scores, Tensor) else _first_tensor(graph)
+    return value.to(model.device, _value_dtype(model))
+
+
+def _sum_to(own: Tensor, batch_dims: int, factor: Pair) -> Tensor:
+    """Sums what came from one broadcast score: `(*batch, *shape of the scores as given)`."""
+    shape = factor.own_shape
+    extra = own.ndim - batch_dims - len(shape)
+    for _ in range(extra):
+        own = own.sum(batch_dims)
+    for i, s in enumerate(shape):
+        if s == 1 and own.shape[batch_dims + i] != 1:
+            own = own.sum(batch_dims + i, keepdim=True)
+    return own
