@@ -11,7 +11,6 @@ from graphs import (
     assert_solves,
     build,
     exact_or_none,
-    make_factor,
     solved,
 )
 from oracle import Problem
@@ -288,13 +287,3 @@ def values_of(scores, *factors):
         fg.add(factor(u))
     fg.solve()
     return u.value
-
-
-__all__ = [
-    "ALONE",
-    "AxisContract",
-    "CountContract",
-    "FactorContract",
-    "make_factor",
-    "values_of",
-]

@@ -23,10 +23,6 @@ def make_factor(term: Term, u):
     if term.kind == "Pair":
         return fm.Pair(u[term.vars[0]], u[term.vars[1]], term.scores)
     literals = [~u[j] if negated else u[j] for j, negated in zip(term.vars, term.neg, strict=True)]
-    if term.kind == "Knapsack" and len(literals) == 1:  # TEMP
-        literals = [
-            ~u[j : j + 1] if n else u[j : j + 1] for j, n in zip(term.vars, term.neg)
-        ]  # TEMP
     return getattr(fm, term.kind)(literals, **term.params)
 
 

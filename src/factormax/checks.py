@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Sequence
 
@@ -11,26 +10,9 @@ import numpy.typing as npt
 
 from factormax.arrays import FloatArray
 
-__all__ = ["check_scores", "pack_layout", "unpack_layout"]
+__all__ = ["Layout", "check_scores"]
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
-
-
-def pack_layout(variables: Layout, factors: Layout) -> str:
-    """Names and shapes as a text, which an operator can take."""
-    parts = []
-    for names in (variables, factors):
-        parts.append("\x1e".join([name + "\x1f" + str(list(shape)) for name, shape in names]))
-    return "\x1d".join(parts)
-
-
-def unpack_layout(text: str) -> tuple[Layout, Layout]:
-    """The names and shapes of variables and of factors."""
-    layouts: list[Layout] = []
-    for part in text.split("\x1d"):
-        entries = [entry.split("\x1f") for entry in part.split("\x1e") if entry]
-        layouts.append([(name, tuple(ast.literal_eval(shape))) for name, shape in entries])
-    return layouts[0], layouts[1]
 
 
 def check_scores(
@@ -67,7 +49,11 @@ def check_scores(
     for name, shape in layout:
         size = math.prod(shape)
         if offset < size:
-            lead = np.unravel_index(instance, tuple(batch_shape)) if batch_shape else ()
+            lead: tuple[int, ...] = ()
+            if batch_shape:
+                lead = tuple(map(int, np.unravel_index(instance, tuple(batch_shape))))
+            elif len(scores) > 1:  # the batch dimensions are not known here
+                lead = (int(instance),)
             place = np.unravel_index(offset, shape) if shape else ()
             index = tuple(int(i) for i in (*lead, *place))
             what = "NaN" if np.isnan(number) else f"{number:+}"

@@ -32,8 +32,7 @@ class Wiring:
 
     num_variables: int
     spec: str
-    index: IndexArray  # all factors' (k, d) indices, flat
-    negated: npt.NDArray[np.uint8]  # the same for negation; empty if there is none
+    literals: IndexArray  # all factors' (k, d) literals, flat: 2 * variable + (1 if negated)
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,9 @@ class CompiledGraph:
         start = 0
         for position, entry in enumerate(self.entries):
             stop = start + entry.k * entry.d
-            index.append(wiring.index[start:stop].reshape(entry.k, entry.d))
-            flags = wiring.negated[start:stop].astype(bool) if wiring.negated.size else None
-            negated.append(
-                np.zeros((entry.k, entry.d), dtype=bool)
-                if flags is None
-                else flags.reshape(entry.k, entry.d)
-            )
+            literals = wiring.literals[start:stop].reshape(entry.k, entry.d)
+            index.append(literals >> 1)
+            negated.append((literals & 1).astype(bool))
             start = stop
             twice = repeated_variable(index[-1])
             if twice is not None:
@@ -252,17 +247,10 @@ def _join(parts: list[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.g
 
 
 @lru_cache(maxsize=64)
-def _compile(num_variables: int, spec: str, index: bytes, negated: bytes) -> CompiledGraph:
-    wiring = Wiring(
-        num_variables,
-        spec,
-        np.frombuffer(index, dtype=np.int64),
-        np.frombuffer(negated, dtype=np.uint8),
-    )
-    return CompiledGraph(wiring)
+def _compile(num_variables: int, spec: str, literals: bytes) -> CompiledGraph:
+    return CompiledGraph(Wiring(num_variables, spec, np.frombuffer(literals, dtype=np.int64)))
 
 
 def compile_wiring(wiring: Wiring) -> CompiledGraph:
     """The compiled graph of a wiring; the last few are remembered."""
-    index, negated = wiring.index.tobytes(), wiring.negated.tobytes()
-    return _compile(wiring.num_variables, wiring.spec, index, negated)
+    return _compile(wiring.num_variables, wiring.spec, wiring.literals.tobytes())

@@ -205,24 +205,15 @@ class FactorGraph:
 
     def wiring(self) -> Wiring:
         """What is in the graph, without the numbers."""
-        entries, negated = [], False
+        entries, literals = [], []
         for f in self.factors:
             k, d = f.index.shape
             flags = "".join(["s" if p.shape[0] == 1 else "b" for p in f.params])
             entries.append(f"{f.kind},{k},{d},{flags}")
-            negated = negated or f.negated is not None
-        flat = [f.index.reshape(-1) for f in self.factors]
-        index = np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)
-        flags_array = np.zeros(0, dtype=np.uint8)
-        if negated:
-            parts = [
-                np.zeros(f.index.size, dtype=np.uint8)
-                if f.negated is None
-                else f.negated.reshape(-1).astype(np.uint8)
-                for f in self.factors
-            ]
-            flags_array = np.concatenate(parts)
-        return Wiring(self.num_variables, ";".join(entries), index, flags_array)
+            doubled = f.index * 2
+            literals.append((doubled if f.negated is None else doubled + f.negated).reshape(-1))
+        flat = np.concatenate(literals) if literals else np.zeros(0, dtype=np.int64)
+        return Wiring(self.num_variables, ";".join(entries), flat)
 
     def params(self) -> npt.NDArray[np.float64]:
         """The parameters of all factors, flat."""

@@ -6,14 +6,18 @@ variables, casts, copies between devices) is ordinary torch, which differentiate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from ast import literal_eval
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax.checks import check_scores, pack_layout, unpack_layout
+from factormax.arrays import is_tracing
+from factormax.checks import Layout, check_scores
 from factormax.compiled import Wiring, num_dual
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.factors.base import Factor
@@ -27,6 +31,46 @@ __all__ = ["solve"]
 
 
 # ---- The operator --------------------------------------------------------------------------------
+#
+# Few arguments, as each costs time at every call: what is not a tensor travels as one text.
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a solve is told besides tensors."""
+
+    spec: str
+    options: Options
+    variables: Layout
+    factors: Layout
+    batch_shape: tuple[int, ...]
+
+    def pack(self) -> str:
+        """As a text."""
+        o = self.options
+        options = [o.method, str(o.tol), str(o.max_iter), str(o.step_size), o.on_failure]
+        parts = [self.spec, ",".join(options), str(self.batch_shape)]
+        for layout in (self.variables, self.factors):
+            parts.append("\x1e".join([f"{name}\x1f{shape}" for name, shape in layout]))
+        return "\x1d".join(parts)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def unpack(text: str) -> Request:
+        """The request that was packed."""
+        spec, options, batch_shape, *layouts = text.split("\x1d")
+        method, tol, max_iter, step_size, on_failure = options.split(",")
+        variables, factors = (
+            [(name, literal_eval(shape)) for name, shape in (e.split("\x1f") for e in entries)]
+            for entries in ([e for e in part.split("\x1e") if e] for part in layouts)
+        )
+        return Request(
+            spec,
+            Options(method, float(tol), int(max_iter), float(step_size), on_failure),
+            variables,
+            factors,
+            literal_eval(batch_shape),
+        )
 
 
 @torch.library.custom_op("factormax::solve", mutates_args=(), device_types="cpu")
@@ -34,42 +78,32 @@ def solve_op(
     eta_u: Tensor,
     eta_v: Tensor,
     mask: Tensor | None,
-    index: Tensor,
-    negated: Tensor,
+    literals: Tensor,
     params: Tensor,
     warm: Tensor | None,
-    spec: str,
-    layout: str,
-    batch_shape: Sequence[int],
-    method: str,
-    tol: float,
-    max_iter: int,
-    step_size: float,
-    on_failure: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    request: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LP-SparseMAP of a batch: `(B, n)` scores and `(B, P)` factor scores to marginals of both."""
-    wiring = Wiring(eta_u.shape[1], spec, _numpy(index), _numpy(negated))
+    asked = Request.unpack(request)
     numbers = Numbers(
         _numpy(eta_u), _numpy(eta_v), _numpy(params), None if mask is None else _numpy(mask)
     )
-    variables, factors = unpack_layout(layout)
-    check_scores(numbers.eta_u, numbers.mask, variables, batch_shape)
-    check_scores(numbers.eta_v, None, factors, batch_shape, allow_minus_inf=False)
-    options = Options(method, tol, max_iter, step_size, on_failure)
-    raw = engine.solve(wiring, numbers, options, None if warm is None else _numpy(warm))
-    engine.report_failures(raw, on_failure)
-    return (
-        torch.from_numpy(raw.mu),
-        torch.from_numpy(raw.mu_v),
-        torch.from_numpy(raw.objective.astype(raw.mu.dtype, copy=False)),
-        torch.from_numpy(raw.tau),
-        torch.from_numpy(raw.var_side),
-        torch.from_numpy(raw.row_side),
-        torch.from_numpy(raw.primal_residual),
-        torch.from_numpy(raw.dual_residual),
-        torch.from_numpy(raw.iterations),
-        torch.from_numpy(raw.status),
+    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
+    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
+    wiring = Wiring(eta_u.shape[1], asked.spec, _numpy(literals))
+    raw = engine.solve(wiring, numbers, asked.options, None if warm is None else _numpy(warm))
+    engine.report_failures(raw, asked.options.on_failure)
+    arrays = (
+        raw.mu,
+        raw.mu_v,
+        raw.objective.astype(raw.mu.dtype, copy=False),
+        raw.tau,
+        raw.var_side,
+        raw.row_side,
+        np.stack([raw.primal_residual, raw.dual_residual]),
+        np.stack([raw.iterations, raw.status]),
     )
+    return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
 
 
 @solve_op.register_fake
@@ -77,26 +111,22 @@ def _solve_fake(
     eta_u: Tensor,
     eta_v: Tensor,
     mask: Tensor | None,
-    index: Tensor,
-    negated: Tensor,
+    literals: Tensor,
     params: Tensor,
     warm: Tensor | None,
-    spec: str,
-    *_: Any,
+    request: str,
 ) -> tuple[Tensor, ...]:
-    batch = eta_u.shape[0]
-    dual = num_dual(spec)
+    batch, n = eta_u.shape
+    dual = num_dual(Request.unpack(request).spec)
     return (
         torch.empty_like(eta_u, memory_format=torch.contiguous_format),
         torch.empty_like(eta_v, memory_format=torch.contiguous_format),
         eta_u.new_empty((batch,)),
         eta_u.new_empty((batch, dual)),
-        eta_u.new_empty(eta_u.shape, dtype=torch.int8),
+        eta_u.new_empty((batch, n), dtype=torch.int8),
         eta_u.new_empty((batch, dual), dtype=torch.int8),
-        eta_u.new_empty((batch,), dtype=torch.float64),
-        eta_u.new_empty((batch,), dtype=torch.float64),
-        eta_u.new_empty((batch,), dtype=torch.int32),
-        eta_u.new_empty((batch,), dtype=torch.int32),
+        eta_u.new_empty((2, batch), dtype=torch.float64),
+        eta_u.new_empty((2, batch), dtype=torch.int32),
     )
 
 
@@ -106,36 +136,32 @@ def vjp_op(
     grad_mu_v: Tensor,
     grad_objective: Tensor,
     eta_v: Tensor,
-    index: Tensor,
-    negated: Tensor,
+    literals: Tensor,
     params: Tensor,
     mu: Tensor,
     mu_v: Tensor,
     var_side: Tensor,
     row_side: Tensor,
-    status: Tensor,
-    spec: str,
-    on_failure: str,
+    counts: Tensor,
+    request: str,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `factormax::solve` with respect to both kinds of scores."""
-    raw = RawSolution.for_vjp(*map(_numpy, (mu, mu_v, var_side, row_side, status)))
+    asked = Request.unpack(request)
     grad_u, grad_v = engine.vjp(
-        Wiring(mu.shape[1], spec, _numpy(index), _numpy(negated)),
+        Wiring(mu.shape[1], asked.spec, _numpy(literals)),
         _numpy(eta_v),
         _numpy(params),
-        raw,
+        RawSolution.for_vjp(*map(_numpy, (mu, mu_v, var_side, row_side, counts[1]))),
         _numpy(grad_mu),
         _numpy(grad_mu_v),
         _numpy(grad_objective),
-        on_failure,
+        asked.options.on_failure,
     )
     return torch.from_numpy(grad_u), torch.from_numpy(grad_v)
 
 
 @vjp_op.register_fake
-def _vjp_fake(
-    grad_mu: Tensor, grad_mu_v: Tensor, *_: Any
-) -> tuple[Tensor, Tensor]:
+def _vjp_fake(grad_mu: Tensor, grad_mu_v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return (
         torch.empty_like(grad_mu, memory_format=torch.contiguous_format),
         torch.empty_like(grad_mu_v, memory_format=torch.contiguous_format),
@@ -143,17 +169,15 @@ def _vjp_fake(
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, eta_v, _, index, negated, params, _, spec, *_, on_failure = inputs
-    mu, mu_v, _, _, var_side, row_side, _, _, _, status = output
-    ctx.save_for_backward(
-        eta_v, index, negated, params, mu, mu_v, var_side, row_side, status
-    )
-    ctx.spec, ctx.on_failure = spec, on_failure
+    _, eta_v, _, literals, params, _, request = inputs
+    mu, mu_v, _, _, var_side, row_side, _, counts = output
+    ctx.save_for_backward(eta_v, literals, params, mu, mu_v, var_side, row_side, counts)
+    ctx.request = request
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    grad_u, grad_v = vjp_op(*grads[:3], *ctx.saved_tensors, ctx.spec, ctx.on_failure)
-    return (grad_u, grad_v, *(None,) * 13)
+    grad_u, grad_v = vjp_op(*grads[:3], *ctx.saved_tensors, ctx.request)
+    return (grad_u, grad_v, None, None, None, None, None)
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -177,7 +201,7 @@ def _numpy(tensor: Tensor) -> Any:
 def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """Solves a graph of torch scores."""
     batch_shape = graph.known_batch_shape()
-    mu, mu_v, objective, tau, _, _, primal, dual, iterations, status = torch.ops.factormax.solve(
+    mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
         *_op_args(graph, options, warm_start)
     )
     values = []
@@ -194,10 +218,10 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     graph.set_answer(values, factor_values)
     reference = _first_tensor(graph)
     return Solution(
-        status_codes=status.reshape(batch_shape),
-        iterations=iterations.reshape(batch_shape),
-        primal_residual=primal.reshape(batch_shape),
-        dual_residual=dual.reshape(batch_shape),
+        status_codes=counts[1].reshape(batch_shape),
+        iterations=counts[0].reshape(batch_shape),
+        primal_residual=residuals[0].reshape(batch_shape),
+        dual_residual=residuals[1].reshape(batch_shape),
         objective=_like(objective.reshape(batch_shape), reference, graph),
         multipliers=tau.detach(),
     )
@@ -248,23 +272,22 @@ def _op_args(
     if warm_start is not None:
         tau = graph.check_multipliers(warm_start, batch, num_dual(wiring.spec))
         warm = torch.as_tensor(tau).detach().to("cpu", dtype)
-    layout = pack_layout([(t.name, t.shape) for t in graph.tensors], graph.pair_layout())
+    # While tracing, the batch size may be symbolic: messages then number the instances.
+    request = Request(
+        wiring.spec,
+        options,
+        [(t.name, t.shape) for t in graph.tensors],
+        graph.pair_layout(),
+        () if is_tracing() else batch_shape,
+    )
     return (
         eta_u,
         eta_v,
         mask,
-        torch.as_tensor(wiring.index),
-        torch.as_tensor(wiring.negated),
+        torch.as_tensor(wiring.literals),
         torch.as_tensor(graph.params()),
         warm,
-        wiring.spec,
-        layout,
-        list(batch_shape),
-        options.method,
-        options.tol,
-        options.max_iter,
-        options.step_size,
-        options.on_failure,
+        request.pack(),
     )
 
 

@@ -48,7 +48,7 @@ def face(problem: DenseProblem, tau: Vector, margin: float = MARGIN) -> Face:
     inside = (problem.lo + margin < tau) & (tau < problem.hi - margin)
     return Face(
         free=(z > margin) & (z < 1 - margin),
-        tight=(problem.lo < problem.hi) & (inside | (np.abs(slack) <= margin)),
+        tight=(problem.lo < problem.hi) & inside,
     )
 
 

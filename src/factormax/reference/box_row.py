@@ -44,15 +44,11 @@ def box_row(
     >>> box_row(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 1.0, -np.inf, np.inf)
     (array([0.7, 0.3]), -0.2)
     """
-
-    def g(t: float) -> float:
-        return float(w @ np.clip(y - w * t, 0.0, h)) - b
-
     moving = w != 0
     bends = np.concatenate([y[moving] / w[moving], (y - h)[moving] / w[moving], [lo, hi]])
     bends = np.unique(np.clip(bends, lo, hi))
     bends = bends[np.isfinite(bends)] if np.isfinite(bends).any() else np.zeros(1)
-    excess = np.array([g(t) for t in bends])
+    excess = np.clip(y - np.outer(bends, w), 0.0, h) @ w - b  # g at every bend, falling
     tol = 8 * np.finfo(np.float64).eps * (abs(b) + np.abs(w) @ h)
     zeros = bends[np.abs(excess) <= tol]
 
@@ -62,7 +58,7 @@ def box_row(
     elif np.isfinite(hi) and excess[-1] >= -tol:
         t = hi  # too expensive to satisfy: a soft row gives in
     elif excess[0] < -tol or excess[-1] > tol:
-        raise Infeasible(f"box_row: no point of the box has w·v = {b:g}.")
+        raise Infeasible(f"box_row: no point of the box satisfies the row (b = {b:g}).")
     elif zeros.size:
         left = zeros[0] - (zeros[0] == bends[0])  # beyond the outermost bend g is constant
         right = zeros[-1] + (zeros[-1] == bends[-1])

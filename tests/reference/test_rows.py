@@ -1,0 +1,117 @@
+"""From compiled index arrays to dense rows: negation, masks, instances, pairs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from factormax.reference import from_compiled, pair_values, solve
+
+from .instances import NAMES, Factor, Graph, allows, compile_graph, random_factor
+
+NONE = np.zeros(0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "Knapsack"])
+def test_rows_hold_exactly_where_the_factor_allows(name):
+    rng = np.random.default_rng(0)
+    for d in (2, 3, 4, 5):
+        factor = random_factor(rng, name, range(d))
+        problem = Graph(np.zeros(d), (factor,)).problem()
+        for bits in np.ndindex(*(2,) * d):
+            excess = problem.A @ np.array(bits, float) - problem.b
+            holds = (np.where(np.isneginf(problem.lo), np.abs(excess), excess) <= 1e-12).all()
+            assert holds == allows(factor, bits), (factor, bits)
+
+
+def test_pairs_become_soft_rows():
+    graph = Graph(
+        eta_u=np.array([0.1, 0.2, 0.3]),
+        pairs=np.array([[0, 1], [1, 2]]),
+        pair_negated=np.array([[False, True], [True, False]]),
+        eta_v=np.array([2.0, -3.0]),
+    )
+    problem = graph.problem()
+    # 2·min(μ₀, 1−μ₁): the score goes to literal 1−μ₁, and (1−μ₁) − μ₀ ≤ 0 is worth 2.
+    # −3·max(0, (1−μ₁) + μ₂ − 1): (1−μ₁) + μ₂ ≤ 1 is worth 3.
+    np.testing.assert_allclose(problem.eta, [0.1, -1.8, 0.3])
+    np.testing.assert_array_equal(problem.A, [[-1, -1, 0], [0, -1, 1]])
+    np.testing.assert_array_equal(problem.b, [-1, 0])
+    np.testing.assert_array_equal(problem.lo, 0)
+    np.testing.assert_array_equal(problem.hi, [2, 3])
+    np.testing.assert_allclose(problem.eta_u, graph.eta_u)
+    np.testing.assert_allclose(pair_values(problem, np.array([0.5, 0.2, 0.9])), [0.5, 0.7])
+
+
+def test_a_masked_variable_is_gone():
+    plain = (False,) * 3
+    graph = Graph(
+        eta_u=np.array([0.3, np.nan, 0.2, 0.9]),
+        factors=(Factor("Xor", (0, 1, 2), plain), Factor("Or", (1,), (False,))),
+        pairs=np.array([[0, 1], [2, 3]]),
+        pair_negated=np.zeros((2, 2), bool),
+        eta_v=np.array([5.0, -0.4]),
+    )
+    compiled = compile_graph(graph)
+    kind = compiled.kind.copy()
+    kind[0, 1] = 0  # the Or has no variable left: the compiler says so
+    compiled = dataclasses.replace(compiled, kind=kind)
+    mask = np.array([True, False, True, True])
+    problem = from_compiled(compiled, 0, graph.eta_u, graph.eta_v, mask)
+    assert problem.A.shape == (4, 3)
+    np.testing.assert_array_equal(problem.hi, [np.inf, 0, 0, 0.4])
+    assert [block.links for block in problem.blocks] == [(0, 1), (1, 2)]
+
+    mu, _ = solve(problem)
+    without = Graph(
+        graph.eta_u[mask],
+        (Factor("Xor", (0, 1), (False,) * 2),),
+        np.array([[1, 2]]),
+        np.zeros((1, 2), bool),
+        graph.eta_v[1:],
+    )
+    expected, _ = solve(without.problem())
+    np.testing.assert_allclose(mu, expected, atol=1e-12)
+    np.testing.assert_allclose(problem.to_graph(mu)[mask], expected, atol=1e-12)
+    assert problem.to_graph(mu)[1] == 0
+    np.testing.assert_allclose(
+        pair_values(problem, mu), [0, *pair_values(without.problem(), expected)], atol=1e-12
+    )
+
+
+def test_instances_have_their_own_parameters():
+    graph = Graph(np.array([0.9, 0.8, 0.7]), (Factor("Budget", (0, 1, 2), (False,) * 3, count=1),))
+    compiled = dataclasses.replace(compile_graph(graph), rhs=np.array([[1.0], [2.0]]))
+    for instance, budget in enumerate((1.0, 2.0)):
+        problem = from_compiled(compiled, instance, graph.eta_u, NONE)
+        assert solve(problem)[0].sum() == pytest.approx(budget, abs=1e-12)
+
+
+def test_or_out_block_knows_its_literals():
+    factor = Factor("OrOut", (2, 0, 1), (True, False, True))
+    (block,) = Graph(np.zeros(3), (factor,)).problem().blocks
+    assert block.links == (2, 0, 1)
+    assert block.negated == (True, False, True)
+    assert block.rows == (0, 1, 2)
+
+
+def test_or_out_whose_output_is_masked_ends_with_the_last_that_remains():
+    # OrOut(0, 1, 2) without 2 is OrOut(0, 1): rows ℓ₀ − ℓ₁ ≤ 0 and ℓ₁ − ℓ₀ ≤ 0.
+    compiled = dataclasses.replace(
+        compile_graph(Graph(np.zeros(3), (Factor("OrOut", (0, 1, 2), (False,) * 3),))),
+        col=np.array([[0, 1, 1, 2, 0, 1, 2]], np.int32),
+        coef=np.array([[1.0, -1, 1, -1, -1, 1, 1]]),
+        kind=np.array([[1, 0, 1]], np.int8),
+    )
+    mask = np.array([True, True, False])
+    problem = from_compiled(compiled, 0, np.array([0.2, 0.6, 0.0]), NONE, mask)
+    (block,) = problem.blocks
+    assert block.links == (0, 1)
+    assert block.rows == (0, 2)
+    np.testing.assert_allclose(solve(problem)[0], [0.4, 0.4], atol=1e-12)
+
+
+def test_a_score_that_is_not_finite_raises():
+    compiled = compile_graph(Graph(np.zeros(2)))
+    with pytest.raises(ValueError, match="must be finite"):
+        from_compiled(compiled, 0, np.array([0.0, -np.inf]), NONE)
