@@ -78,7 +78,7 @@ def full_mrf(n: int) -> Model:
         i, j = np.triu_indices(n, 1)
         fg = fm.FactorGraph()
         u = fg.variable_from(scale * rng.standard_normal(n))
-        fg.add(fm.Pair(u[i], u[j], scale * rng.standard_normal(len(i)) / np.sqrt(n)))
+        fg.add(fm.Pair(u[i], u[j], scale * rng.standard_normal(len(i))))
         return fg
 
     return build

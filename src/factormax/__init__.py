@@ -3,11 +3,11 @@
 Write a graph in a few lines, solve it, and differentiate through the solution::
 
     fg = fm.FactorGraph()
-    u = fg.variable_from(scores)          # (m, n), NumPy or torch
-    fg.add(fm.Xor(u, axis=1))             # every row exactly one
-    fg.add(fm.AtMostOne(u, axis=0))       # every column at most one
+    u = fg.variable_from(scores)  # (m, n), NumPy or torch
+    fg.add(fm.Xor(u, axis=1))  # every row exactly one
+    fg.add(fm.AtMostOne(u, axis=0))  # every column at most one
     fg.solve()
-    u.value                               # a sparse combination of matchings
+    u.value  # a sparse combination of matchings
 """
 
 from factormax._core import get_num_threads

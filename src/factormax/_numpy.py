@@ -154,9 +154,7 @@ def _sum_to(own: FloatArray, batch_dims: int, factor: Pair) -> FloatArray:
     extra = own.ndim - batch_dims - len(shape)
     own = own.sum(axis=tuple(range(batch_dims, batch_dims + extra)))
     ones = tuple(
-        batch_dims + i
-        for i, s in enumerate(shape)
-        if s == 1 and own.shape[batch_dims + i] != 1
+        batch_dims + i for i, s in enumerate(shape) if s == 1 and own.shape[batch_dims + i] != 1
     )
     return np.asarray(own.sum(axis=ones, keepdims=True) if ones else own)
 

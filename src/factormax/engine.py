@@ -20,7 +20,16 @@ from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
 from factormax.status import Status
 
-__all__ = ["METHODS", "Numbers", "Options", "RawSolution", "report_failures", "solve", "vjp"]
+__all__ = [
+    "METHODS",
+    "Numbers",
+    "Options",
+    "RawSolution",
+    "report_failures",
+    "solve",
+    "vjp",
+    "working_memory",
+]
 
 METHODS = {"auto": 0, "admm": 1}
 ABSENT_SIDE = 2  # Side::absent of the core
@@ -141,6 +150,12 @@ def solve(
             *raw.__dict__.values(),
         )
     return raw
+
+
+def working_memory(wiring: Wiring, numbers: Numbers, method: str = "auto") -> int:
+    """The bytes that each thread works in, besides the inputs and outputs."""
+    _, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, numbers.mask)
+    return int(_core.workspace_bytes(*structure, METHODS[method]))
 
 
 def vjp(

@@ -130,9 +130,7 @@ class FactorGraph:
             GraphError: if it is no factor, or one over variables of another graph.
         """
         if not isinstance(factor, Factor):
-            raise GraphError(
-                f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}."
-            )
+            raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
         self.factors.append(factor)
@@ -347,4 +345,3 @@ def _checked_options(
         if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:
             raise ValueError(f"{word} must be a whole number, at least 1, got {count!r}.")
     return Options(method, float(tol), int(max_iter), float(step_size), on_failure)
-

@@ -107,11 +107,10 @@ def test_zero_one_matching_has_no_gradient_whatever_the_multipliers(seed):
 def _farthest_optimal(problem, mu, tau, direction):
     """The largest s such that the 0/1 solution μ is still explained by τ + s·direction."""
     z, dz = problem.eta - problem.A.T @ tau, -problem.A.T @ direction
-    edge = np.where(mu == 1, 1.0, 0.0)  # z ≥ 1 where μ = 1, and z ≤ 0 where μ = 0
+    leaves = np.where(mu == 1, dz < 0, dz > 0)  # z ≥ 1 where μ = 1, and z ≤ 0 where μ = 0
     bound = np.where(direction > 0, problem.hi, problem.lo)
-    with np.errstate(divide="ignore"):
-        reach = np.concatenate([(edge - z) / dz, (bound - tau) / direction])
-    return reach[reach > 0].min()
+    reach = np.concatenate([((mu - z) / dz)[leaves], (bound - tau) / direction])
+    return max(0.0, reach.min())
 
 
 def test_two_opposite_rows_without_multipliers_are_tight():

@@ -90,12 +90,11 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
   }
   system.count = count;
   system.build(p);
-  for (int i = 0; i < system.count; ++i) rhs[i] = system.free_product(system.active[i], d.data);
+  system.multiply(d.data, rhs);
   const T size = max_abs(Span<const T>(d.first(p.n)));
   const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
   const T residual = system.solve(Span<const T>(rhs), wanted);
-  for (int i = 0; i < system.count; ++i) rhs[i] = -system.solution[i];
-  system.scatter(Span<const T>(rhs), d);
+  system.subtract_transpose(Span<const T>(system.solution), d.data);
 
   std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
   for (int j = 0; j < p.n; ++j) {

@@ -5,6 +5,7 @@
 
 #include "factormax/dual.hpp"
 #include "factormax/farkas.hpp"
+#include "factormax/interior.hpp"
 #include "factormax/lbfgs.hpp"
 #include "factormax/local/box_row.hpp"
 #include "factormax/local/or_out.hpp"
@@ -22,6 +23,7 @@ class CompactSolver {
     next_.allocate(rows, vars, ws);
     lbfgs_.allocate(rows, ws);
     system_.allocate(p, ws);
+    interior_.allocate(p, ws);
     direction_ = ws.take<T>(rows);
     step_ = ws.take<T>(rows);
     free_rows_ = ws.take<std::int32_t>(rows);
@@ -44,6 +46,7 @@ class CompactSolver {
     control_ = &control;
     may_poll_ = may_poll;
     result_ = Result{};
+    impatient_ = false;
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
     direction_.size = step_.size = mark_.size = p.m;
@@ -53,7 +56,7 @@ class CompactSolver {
       return result_;
     }
     start(warm);
-    if (warm == nullptr) approach();
+    if (warm == nullptr && !approach()) return result_;
     minimise(T(options.tol), options.max_iter, warm != nullptr);
     return result_;
   }
@@ -63,21 +66,33 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
+  static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
+
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
   // solution changes little when the scores grow by a factor: follow it from small scores.
-  void approach() {
+  // Returns false if that already shows that there is no solution.
+  bool approach() {
     int stages = 0;
-    for (T size = max_abs(Span<const T>(p_->eta).first(p_->n)); size > kDirect || (stages > 0 && size > kFirst);
-         size /= kStage) {
+    for (T size = p_->largest_score; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
       ++stages;
     }
-    if (stages == 0 || all_isolated()) return;
+    if (stages == 0 || all_isolated()) return true;
     rescale(std::pow(kStage, T(-stages)));
+    const bool small = p_->m <= InteriorPoint<T>::kLargest;
+    const int most = small ? kPatience - 20 : 200;  // passes at a stage
     for (; stages > 0; --stages) {
-      const int limit = std::min(options_->max_iter, result_.iterations + 200);
-      minimise(T(0.1), limit, false);
+      minimise(T(0.1), std::min(options_->max_iter, result_.iterations + most), false);
+      if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
+        return false;
+      }
+      if (small && result_.status == Status::max_iter) {
+        rescale(std::pow(kStage, T(stages)));
+        impatient_ = true;
+        return true;
+      }
       rescale(kStage);
     }
+    return true;
   }
 
   void rescale(T ratio) {
@@ -96,9 +111,11 @@ class CompactSolver {
     evaluate(p, now_);
     ++result.iterations;
     const T tol = std::max(wanted, resolution());
+    T promising = T(5e-3);
     int patience = 2, next_check = result.iterations + 24;
     T residual = assess();
     stable_ = 0;
+    int fall_back_at = result.iterations + (impatient_ ? 0 : kPatience);
     far_ = false;
     if (warm) stable_ = patience;  // a warm start tries the finish at once
     copy(Span<const T>(now_.x), mark_);
@@ -122,8 +139,9 @@ class CompactSolver {
         }
         next_check = result.iterations + std::min(result.iterations, 64);
       }
-      if (options_->finish && stable_ >= patience) {
+      if (options_->finish && (stable_ >= patience || residual <= promising)) {
         stable_ = 0;
+        promising = T(0.1) * residual;
         if (newton_step(residual, tol)) {
           ++result.iterations;
           residual = assess();
@@ -134,8 +152,14 @@ class CompactSolver {
         result.iterations += attempted_;
         patience *= 2;
       }
+      if (result.iterations >= fall_back_at && p.m <= InteriorPoint<T>::kLargest) {
+        fall_back_at = std::numeric_limits<int>::max();
+        fall_back();
+        residual = assess();
+        continue;
+      }
       const int passes = descend(max_iter - result.iterations);
-      if (kTrace) fprintf(stderr,"%d passes %d residual %g stable %d\n",result.iterations,passes,double(residual),stable_);
+      if (kTrace) fprintf(stderr,"%d passes %d residual %g stable %d phi %.12g\n",result.iterations,passes,double(residual),stable_,double(now_.phi));
       if (passes < 0) break;
       result.iterations += passes;
       residual = assess();
@@ -202,12 +226,12 @@ class CompactSolver {
   // Below this the projected gradient is rounding.
   T resolution() const {
     const T eps = std::numeric_limits<T>::epsilon();
-    return 4 * eps * (1 + max_abs(Span<const T>(now_.z)));
+    return 4 * eps * (1 + max_abs(Span<const T>(p_->eta).first(p_->n)));
   }
 
   // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding. Also yields the
   // pattern of the rows: which multipliers would leave their bounds.
-  T residual(const DualPoint<T>& at, T& pattern) const {
+  FACTORMAX_VECTOR T residual(const DualPoint<T>& at, T& pattern) const {
     const Instance<T>& p = *p_;
     T largest = 0, sum = 0;
     const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
@@ -249,44 +273,37 @@ class CompactSolver {
     }
     lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(free), direction_);
     T slope = move(T(1));
-    if (!(slope < 0)) {
-      if (lbfgs_.empty()) return -1;
-      lbfgs_.reset(p.m);
-      return 0;
-    }
     int passes = 0;
     T alpha = 1, good = 0;
     while (true) {
+      if (!(slope < 0)) return forget(passes);
       evaluate(p, next_);
       ++passes;
       const T end_slope = dot(next_.g, step_);
-      if (end_slope > T(0.9) * std::fabs(slope)) {
-        // Too far: the secant of the slope, unless a shorter step is already good.
+      if (end_slope > T(0.9) * std::fabs(slope) || !descends(end_slope, slope)) {  // too far
         if (good > 0) {
-          alpha = good;
-          move(alpha);
+          move(good);
           evaluate(p, next_);
           ++passes;
           break;
         }
-        if (passes > 25 || passes >= budget) {
-          if (lbfgs_.empty()) return -1;
-          lbfgs_.reset(p.m);
-          return passes;
-        }
-        alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));
+        if (passes > 25 || passes >= budget) return forget(passes);
+        alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant of the slope
+        slope = move(alpha);
       } else if (end_slope < T(0.9) * slope && alpha < T(1e8) && passes < budget) {
-        // Hardly any curvature seen: go on.
+        // Hardly any curvature seen: go on, unless the whole arc is at its bounds.
         good = alpha;
         alpha *= 4;
         far_ |= alpha > 1000;  // a ray? see whether it proves that nothing is feasible
+        const T longer = move(alpha);
+        if (longer >= slope) {
+          move(good);
+          break;
+        }
+        slope = longer;
       } else {
         break;
       }
-      const T before = slope;
-      slope = move(alpha);
-      if (good > 0 && slope >= before) break;  // the whole arc is at its bounds
-      if (!(slope < 0)) return -1;
     }
     lbfgs_.push(Span<const T>(now_.x), Span<const T>(now_.g), Span<const T>(next_.x),
                 Span<const T>(next_.g));
@@ -294,8 +311,26 @@ class CompactSolver {
     return passes;
   }
 
+  void mark_free_variables() {
+    for (int j = 0; j < p_->n; ++j) system_.free[j] = now_.z[j] > 0 && now_.z[j] < 1;
+  }
+
+  // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
+  // they can be told apart.
+  bool descends(T end_slope, T slope) const {
+    const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(now_.phi));
+    return end_slope <= 0 || next_.phi <= now_.phi + T(1e-4) * slope + noise;
+  }
+
+  // Gives up the direction. What is remembered may be to blame; if nothing is, we are at the end.
+  int forget(int passes) {
+    if (lbfgs_.empty()) return -1;
+    lbfgs_.reset(p_->m);
+    return passes;
+  }
+
   // next.x = clip(x + alpha d), step = next.x - x; returns g . step
-  T move(T alpha) {
+  FACTORMAX_VECTOR T move(T alpha) {
     const Instance<T>& p = *p_;
     T slope = 0;
     const T *x = now_.x.data, *g = now_.g.data, *d = direction_.data;
@@ -311,12 +346,28 @@ class CompactSolver {
     return slope;
   }
 
+  // Starts again from the multipliers of an interior point method, close to the solution.
+  void fall_back() {
+    const Instance<T>& p = *p_;
+    result_.iterations += interior_.solve(p, next_.x);
+    for (int r = 0; r < p.m; ++r) {
+      next_.x[r] = clip(next_.x[r], p.lo[r], p.hi[r]);
+      if (!std::isfinite(next_.x[r])) return;
+    }
+    evaluate(p, next_);
+    ++result_.iterations;
+    std::swap(now_, next_);
+    lbfgs_.reset(p.m);
+    stable_ = 100;  // try the finish at once
+    far_ = true;    // and whether the multipliers prove infeasibility
+  }
+
   // The exact finish: guess the active set from x - g, put the other multipliers on their bounds,
   // and solve for the rest, docs/math.md (exact finish).
   bool newton_step(T residual, T tol) {
     const Instance<T>& p = *p_;
     attempted_ = 0;
-    for (int j = 0; j < p.n; ++j) system_.free[j] = now_.z[j] > 0 && now_.z[j] < 1;
+    mark_free_variables();
     int count = 0;
     T largest = 0;
     bool others_move = false;
@@ -341,11 +392,12 @@ class CompactSolver {
       fill(moved, T(0));
       add_rows(p, T(1), step_.data, moved.data, next_.g.data);
     }
-    for (int i = 0; i < system_.count; ++i) {
-      const int r = system_.active[i];
-      direction_[i] = -now_.g[r];
-      if (others_move) direction_[i] -= system_.free_product(r, moved.data);
+    if (others_move) {
+      system_.multiply(moved.data, direction_);
+    } else {
+      fill(direction_, T(0));
     }
+    for (int i = 0; i < system_.count; ++i) direction_[i] = -now_.g[system_.active[i]] - direction_[i];
     system_.solve(Span<const T>(direction_), std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-4));
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
@@ -390,7 +442,8 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int stable_ = 0, attempted_ = 0;
-  bool far_ = false;
+  bool far_ = false, impatient_ = false;
+  InteriorPoint<T> interior_;
 };
 
 }  // namespace factormax

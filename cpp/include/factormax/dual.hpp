@@ -16,7 +16,8 @@ template <class T>
 struct DualPoint {
   Span<T> x, g;   // (m,) scaled multipliers, gradient
   Span<T> z, mu;  // (n,) reduced scores, marginals
-  T pattern = 0;  // equal for two points only if the same variables are clipped at each side
+  T phi = 0;
+  T pattern = 0;  // tells apart points in which different variables are clipped
 
   void allocate(int rows, int vars, Workspace& ws) {
     x = ws.take<T>(rows);
@@ -32,7 +33,7 @@ struct DualPoint {
 
 // v += alpha A^T (scale * x). `work` holds (m,).
 template <class T>
-inline void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, T* work) {
+FACTORMAX_INLINE void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, T* work) {
   for (int r = 0; r < p.m; ++r) work[r] = alpha * x[r] * p.scale.data[r];
   for (const Tile<T>& tile : p.tile.first(p.num_tiles)) {
     T* base = v + tile.base;
@@ -77,7 +78,7 @@ inline void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, T* work) {
 
 // out = A v (unscaled)
 template <class T>
-inline void row_products(const Instance<T>& p, const T* v, T* out) {
+FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
   for (const Tile<T>& tile : p.tile.first(p.num_tiles)) {
     const T* base = v + tile.base;
     if (tile.by_row()) {
@@ -118,34 +119,43 @@ inline void row_products(const Instance<T>& p, const T* v, T* out) {
 
 // z = eta - A^T tau
 template <class T>
-inline void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z, Span<T> work) {
+FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z, Span<T> work) {
   std::copy(p.eta.data, p.eta.data + p.n, z.data);
   add_rows(p, T(-1), x.data, z.data, work.data);
 }
 
-// mu = clip(z, 0, 1); returns the pattern of what is clipped.
+// mu = clip(z, 0, 1), with h(z) = mu z - mu^2 / 2 and the pattern of what is not clipped.
 template <class T>
-inline T project_box(const Instance<T>& p, Span<const T> z, Span<T> mu) {
-  T pattern = 0;
+FACTORMAX_INLINE void project_box(const Instance<T>& p, DualPoint<T>& at) {
+  const Span<T> z = at.z, mu = at.mu;
+  T pattern = 0, phi = 0;
   const T* tag = p.tag.data;
-#pragma omp simd reduction(+ : pattern)
+#pragma omp simd reduction(+ : pattern, phi)
   for (int j = 0; j < z.size; ++j) {
     const T value = z.data[j];
     const T below = value < 1 ? value : T(1);
-    mu.data[j] = below > 0 ? below : T(0);
-    pattern += (value > 0 ? tag[j] : T(0)) + (value < 1 ? tag[j] : T(0)) * T(1.5);
+    const T clipped = below > 0 ? below : T(0);
+    mu.data[j] = clipped;
+    pattern += clipped == value ? tag[j] : T(0);
+    phi += clipped * (value - T(0.5) * clipped);
   }
-  return pattern;
+  at.pattern = pattern;
+  at.phi = phi;
 }
 
 template <class T>
-inline void evaluate(const Instance<T>& p, DualPoint<T>& at) {
+FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
   reduced_scores(p, Span<const T>(at.x), at.z, at.g);
-  at.pattern = project_box(p, Span<const T>(at.z), at.mu);
+  project_box(p, at);
   row_products(p, at.mu.data, at.g.data);
   T* g = at.g.data;
-#pragma omp simd
-  for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+  T linear = 0;
+#pragma omp simd reduction(+ : linear)
+  for (int r = 0; r < p.m; ++r) {
+    linear += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
+    g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+  }
+  at.phi += linear;
 }
 
 }  // namespace factormax

@@ -35,6 +35,7 @@ struct Instance {
   int hard = 0;        // the first `hard` rows are constraints, the others are soft (pairs)
   int num_blocks = 0;  // factors present
   bool consistent = true;  // false: some row alone can't hold
+  T largest_score = 0;
 
   Span<std::int32_t> ptr;   // (m + 1,)
   Span<std::int32_t> col;   // variable of an entry
@@ -49,6 +50,10 @@ struct Instance {
   Span<Block> block;
 
   Span<std::int32_t> new_var;  // inverse of `var`, -1 where masked
+
+  Span<std::int32_t> var_ptr;    // (n + 1,) the transpose of A: where a variable's entries begin,
+  Span<std::int32_t> var_row;    // their rows,
+  Span<std::int32_t> var_entry;  // and their places in col and coef
 
   int num_tiles = 0, num_loose = 0;
   Span<Tile<T>> tile;        // hard rows that are grids
@@ -72,6 +77,9 @@ struct Instance {
     row = ws.take<std::int32_t>(rows);
     block = ws.take<Block>(p.num_blocks + p.num_pairs);
     new_var = ws.take<std::int32_t>(p.num_vars);
+    var_ptr = ws.take<std::int32_t>(p.num_vars + 1);
+    var_row = ws.take<std::int32_t>(entries);
+    var_entry = ws.take<std::int32_t>(entries);
     tile = ws.take<Tile<T>>(p.num_rows);
     loose = ws.take<std::int32_t>(p.num_rows);
     tag = ws.take<T>(p.num_vars);
@@ -98,16 +106,18 @@ struct Instance {
       if (!prepared_) set_tags(p.num_vars);
       hard_blocks_ = num_blocks;
     }
-    prepared_ = shared;
     m = hard;
     num_blocks = hard_blocks_;
     add_pairs(p, i);
+    if (!(shared && prepared_)) transpose();
+    prepared_ = shared;
   }
 
  private:
   // Returns whether all are there.
   bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
     n = 0;
+    largest_score = 0;
     for (int j = 0; j < num_vars; ++j) {
       const bool present =
           (mask == nullptr || mask[j] != 0) && eta_u[j] != -std::numeric_limits<T>::infinity();
@@ -115,6 +125,7 @@ struct Instance {
       if (present) {
         var[n] = j;
         eta[n] = eta_u[j];
+        largest_score = std::max(largest_score, std::fabs(eta_u[j]));
         ++n;
       }
     }
@@ -128,6 +139,21 @@ struct Instance {
       if (value >= 1) value -= 1;
       tag[j] = static_cast<T>(1 + value);
     }
+  }
+
+  void transpose() {
+    fill(var_ptr.first(n + 1), 0);
+    for (int k = 0; k < ptr[m]; ++k) ++var_ptr[col[k] + 1];
+    for (int j = 0; j < n; ++j) var_ptr[j + 1] += var_ptr[j];
+    for (int r = 0; r < m; ++r) {
+      for (int k = ptr[r]; k < ptr[r + 1]; ++k) {
+        const int place = var_ptr[col[k]]++;
+        var_row[place] = r;
+        var_entry[place] = k;
+      }
+    }
+    for (int j = n; j > 0; --j) var_ptr[j] = var_ptr[j - 1];
+    var_ptr[0] = 0;
   }
 
   void find_tiles() {
@@ -236,6 +262,7 @@ struct Instance {
       norm[m] = T(1.41421356237309504880);
       scale[m] = T(0.70710678118654752440);
       hi[m] = std::fabs(s[q]) * norm[m];
+      largest_score = std::max(largest_score, std::fabs(s[q]));
       row[m] = p.num_rows + q;
       block[num_blocks++] = {BlockKind::row, m, 1, p.num_blocks + q};
       ptr[++m] = e + 2;

@@ -1,6 +1,7 @@
 // The reduced system  (A_I J A_I^T) t = r  that both the exact finish and the backward pass solve:
 // I are the rows whose multiplier is strictly inside its bounds, J keeps the free variables.
-// Dense Cholesky when I is small, Jacobi-preconditioned conjugate gradients above.
+// Dense Cholesky when I is small, Jacobi-preconditioned conjugate gradients above. Rows are scaled
+// by 1 / ||a|| throughout.
 #pragma once
 
 #include "factormax/instance.hpp"
@@ -18,43 +19,74 @@ class ReducedSystem {
     active = ws.take<std::int32_t>(rows);
     free = ws.take<std::uint8_t>(p.num_vars);
     solution = ws.take<T>(rows);
-    var_values = ws.take<T>(p.num_vars);
+    position_ = ws.take<std::int32_t>(rows);
+    var_ = ws.take<std::int32_t>(p.num_vars);
+    ptr_ = ws.take<std::int32_t>(p.num_vars + 1);
+    row_ = ws.take<std::int32_t>(entries);
+    coef_ = ws.take<T>(entries);
     residual_ = ws.take<T>(rows);
     direction_ = ws.take<T>(rows);
     product_ = ws.take<T>(rows);
     best_ = ws.take<T>(rows);
     diagonal_ = ws.take<T>(rows);
     matrix_ = ws.take<T>(static_cast<std::int64_t>(dense) * dense);
-    var_ptr_ = ws.take<std::int32_t>(p.num_vars + 1);
-    entry_row_ = ws.take<std::int32_t>(entries);
-    entry_coef_ = ws.take<T>(entries);
+    inverse_ = ws.take<T>(dense);
     first_ = ws.take<std::int32_t>(dense);
   }
 
   // The caller fills `free` (per variable) and the first `count` of `active`, then calls `build`,
-  // which drops the rows without a free variable, for they say nothing.
+  // which drops the rows without a free variable, for they say nothing. With `damping` the system
+  // has damping * I added, and keeps all rows; then it must be dense.
   Span<std::int32_t> active;
   Span<std::uint8_t> free;
-  Span<T> solution;    // (count,), written by `solve`
-  Span<T> var_values;  // (n,), scratch of `apply`, free for the caller between calls
+  Span<T> solution;  // (count,), written by `solve`
   int count = 0;
 
-  void build(const Instance<T>& p) {
-    p_ = &p;
+  void build(const Instance<T>& p, T damping = 0) {
+    for (int r = 0; r < p.m; ++r) position_[r] = -1;
+    for (int i = 0; i < count; ++i) position_[active[i]] = 0;
+    // A_I J, column by column.
+    num_free_ = 0;
+    ptr_[0] = 0;
+    int e = 0;
+    for (int j = 0; j < p.n; ++j) {
+      if (!free[j]) continue;
+      for (int k = p.var_ptr[j]; k < p.var_ptr[j + 1]; ++k) {
+        const int r = p.var_row[k];
+        if (position_[r] < 0) continue;
+        position_[r] = 1;  // has a free variable
+        row_[e] = r;
+        coef_[e] = p.coef[p.var_entry[k]] * p.scale[r];
+        ++e;
+      }
+      if (e == ptr_[num_free_]) continue;
+      var_[num_free_++] = j;
+      ptr_[num_free_] = e;
+    }
     int kept = 0;
     for (int i = 0; i < count; ++i) {
       const int r = active[i];
-      T squares = 0;
-      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-        if (free[p.col[k]]) squares += p.coef[k] * p.coef[k];
-      }
-      if (squares == 0) continue;
-      diagonal_[kept] = squares * p.scale[r] * p.scale[r];
+      if (position_[r] == 0 && damping == 0) continue;
+      position_[r] = kept;
       active[kept++] = r;
     }
     count = kept;
+    fill(diagonal_.first(count), T(0));
+    for (int k = 0; k < e; ++k) {
+      row_[k] = position_[row_[k]];
+      diagonal_[row_[k]] += coef_[k] * coef_[k];
+    }
     dense_ = count <= kDense;
-    if (dense_) factorise();
+    if (dense_) {
+      assemble();
+      factorise(damping);
+    }
+  }
+
+  // The solution of the damped system, into `solution`.
+  void solve_damped(Span<const T> rhs) {
+    copy(rhs.first(count), solution);
+    cholesky_solve(solution);
   }
 
   // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted` relative
@@ -71,104 +103,87 @@ class ReducedSystem {
     return solve_cg(rhs, goal);
   }
 
-  // out = A_I J A_I^T t
-  void apply(Span<const T> t, Span<T> out) {
-    const Instance<T>& p = *p_;
-    fill(var_values.first(p.n), T(0));
-    scatter(t, var_values);
-    for (int i = 0; i < count; ++i) out[i] = free_product(active[i], var_values.data);
-  }
-
-  // v += A_I^T t, on all variables of the active rows
-  void scatter(Span<const T> t, Span<T> v) const {
-    const Instance<T>& p = *p_;
-    for (int i = 0; i < count; ++i) {
-      const int r = active[i];
-      const T value = t[i] * p.scale[r];
-      if (value == 0) continue;
-      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) v.data[p.col[k]] += p.coef[k] * value;
+  // out = A_I J v
+  void multiply(const T* v, Span<T> out) const {
+    fill(out.first(count), T(0));
+    for (int f = 0; f < num_free_; ++f) {
+      const T value = v[var_[f]];
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) out[row_[k]] += coef_[k] * value;
     }
   }
 
-  // Row r of A, times J v
-  T free_product(int r, const T* v) const {
-    const Instance<T>& p = *p_;
-    T sum = 0;
-    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      if (free[p.col[k]]) sum += p.coef[k] * v[p.col[k]];
+  // v -= A_I^T t, on the free variables
+  void subtract_transpose(Span<const T> t, T* v) const {
+    for (int f = 0; f < num_free_; ++f) {
+      T sum = 0;
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * t[row_[k]];
+      v[var_[f]] -= sum;
     }
-    return sum * p.scale[r];
   }
 
  private:
-  static constexpr bool kDouble = std::numeric_limits<T>::digits > 24;
-  static constexpr T ridge() { return kDouble ? T(1e-9) : T(1e-6); }
+  static constexpr T ridge() { return std::numeric_limits<T>::digits > 24 ? T(1e-9) : T(1e-6); }
 
-  void factorise() {
-    const Instance<T>& p = *p_;
-    const int size = count;
-    // The free variables' columns of A_I.
-    fill(var_ptr_.first(p.n + 1), 0);
-    for (int i = 0; i < size; ++i) {
-      const int r = active[i];
-      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) var_ptr_[p.col[k] + 1] += free[p.col[k]];
+  T* matrix_row(int i) const { return matrix_.data + static_cast<std::int64_t>(i) * count; }
+
+  // out = A_I J A_I^T t
+  void apply(Span<const T> t, Span<T> out) const {
+    fill(out.first(count), T(0));
+    for (int f = 0; f < num_free_; ++f) {
+      T sum = 0;
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * t[row_[k]];
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) out[row_[k]] += coef_[k] * sum;
     }
-    for (int j = 0; j < p.n; ++j) var_ptr_[j + 1] += var_ptr_[j];
-    for (int i = 0; i < size; ++i) {
-      const int r = active[i];
-      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-        const int j = p.col[k];
-        if (!free[j]) continue;
-        const int e = var_ptr_[j]++;
-        entry_row_[e] = i;
-        entry_coef_[e] = p.coef[k] * p.scale[r];
-      }
-    }
-    // var_ptr_[j] now ends column j; it began where column j - 1 ends. Rows ascend in a column.
-    T* matrix = matrix_.data;
-    std::fill(matrix, matrix + static_cast<std::int64_t>(size) * size, T(0));
-    for (int j = 0, begin = 0; j < p.n; begin = var_ptr_[j++]) {
-      for (int a = begin; a < var_ptr_[j]; ++a) {
-        T* row = matrix + static_cast<std::int64_t>(entry_row_[a]) * size;
-        for (int b = begin; b <= a; ++b) row[entry_row_[b]] += entry_coef_[a] * entry_coef_[b];
-      }
-    }
-    T trace = 0;
-    for (int i = 0; i < size; ++i) trace += diagonal_[i];
-    const T shift = ridge() * trace / std::max(size, 1);
-    // Cholesky of the lower triangle, in place, row by row, inside the envelope of each row.
-    for (int i = 0; i < size; ++i) {
-      T* row_i = matrix + static_cast<std::int64_t>(i) * size;
-      row_i[i] += shift;
-      int first = 0;
-      while (first < i && row_i[first] == 0) ++first;
-      first_[i] = first;
-      for (int j = first; j <= i; ++j) {
-        const T* row_j = matrix + static_cast<std::int64_t>(j) * size;
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int k = std::max(first, first_[j]); k < j; ++k) sum += row_i[k] * row_j[k];
-        if (j < i) {
-          row_i[j] = (row_i[j] - sum) / row_j[j];
-        } else {
-          row_i[i] = std::sqrt(std::max(row_i[i] - sum, shift / 2));
+  }
+
+  void assemble() {
+    std::fill(matrix_.data, matrix_row(count), T(0));
+    for (int f = 0; f < num_free_; ++f) {
+      for (int a = ptr_[f]; a < ptr_[f + 1]; ++a) {
+        for (int b = ptr_[f]; b < ptr_[f + 1]; ++b) {
+          if (row_[b] <= row_[a]) matrix_row(row_[a])[row_[b]] += coef_[a] * coef_[b];
         }
       }
     }
   }
 
-  void cholesky_solve(Span<T> b) const {
-    const int size = count;
-    for (int i = 0; i < size; ++i) {
-      const T* row = matrix_.data + static_cast<std::int64_t>(i) * size;
+  // Cholesky of the lower triangle, in place, row by row, inside the envelope of each row.
+  FACTORMAX_VECTOR void factorise(T damping) {
+    T trace = 0;
+    for (int i = 0; i < count; ++i) trace += diagonal_[i];
+    const T shift = std::max(damping, ridge() * trace / std::max(count, 1));
+    for (int i = 0; i < count; ++i) {
+      T* row_i = matrix_row(i);
+      row_i[i] += shift;
+      int first = 0;
+      while (first < i && row_i[first] == 0) ++first;
+      first_[i] = first;
+      for (int j = first; j <= i; ++j) {
+        const T* row_j = matrix_row(j);
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = std::max(first, first_[j]); k < j; ++k) sum += row_i[k] * row_j[k];
+        if (j < i) {
+          row_i[j] = (row_i[j] - sum) * inverse_.data[j];
+        } else {
+          row_i[i] = std::sqrt(std::max(row_i[i] - sum, shift / 2));
+          inverse_[i] = 1 / row_i[i];
+        }
+      }
+    }
+  }
+
+  FACTORMAX_VECTOR void cholesky_solve(Span<T> b) const {
+    for (int i = 0; i < count; ++i) {
+      const T* row = matrix_row(i);
       T sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int k = first_[i]; k < i; ++k) sum += row[k] * b.data[k];
-      b[i] = (b[i] - sum) / row[i];
+      b[i] = (b[i] - sum) * inverse_[i];
     }
-    for (int i = size - 1; i >= 0; --i) {
-      const T* row = matrix_.data + static_cast<std::int64_t>(i) * size;
-      b[i] /= row[i];
+    for (int i = count - 1; i >= 0; --i) {
+      const T* row = matrix_row(i);
+      b[i] *= inverse_[i];
       const int first = first_[i];
       axpy(-b[i], Span<const T>{row + first, i - first}, Span<T>{b.data + first, i - first});
     }
@@ -232,10 +247,13 @@ class ReducedSystem {
     return max_abs(Span<const T>(r));
   }
 
-  const Instance<T>* p_ = nullptr;
   bool dense_ = true;
-  Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, entry_coef_;
-  Span<std::int32_t> var_ptr_, entry_row_, first_;
+  int num_free_ = 0;
+  Span<std::int32_t> position_;         // of a row among the active ones, -1: not active
+  Span<std::int32_t> var_, ptr_, row_;  // A_I J by columns: free variables, their entries
+  Span<T> coef_;
+  Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, inverse_;
+  Span<std::int32_t> first_;
 };
 
 }  // namespace factormax

@@ -7,15 +7,29 @@
 
 #include "factormax/span.hpp"
 
+// Functions marked so are compiled twice, for any x86-64 and for one with AVX2, and the machine
+// picks at load time. What they call must be inlined to be compiled along.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define FACTORMAX_VECTOR __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define FACTORMAX_VECTOR
+#endif
+#if defined(__GNUC__)
+#define FACTORMAX_INLINE inline __attribute__((always_inline))
+#else
+#define FACTORMAX_INLINE inline
+#endif
+
 namespace factormax {
 
 template <class T>
-inline T clip(T value, T lo, T hi) {
+FACTORMAX_INLINE T clip(T value, T lo, T hi) {
   return value < lo ? lo : (value > hi ? hi : value);
 }
 
 template <class T>
-inline T dot(Span<const T> a, Span<const T> b) {
+FACTORMAX_INLINE T dot(Span<const T> a, Span<const T> b) {
   T sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int i = 0; i < a.size; ++i) sum += a.data[i] * b.data[i];
@@ -23,19 +37,19 @@ inline T dot(Span<const T> a, Span<const T> b) {
 }
 
 template <class T>
-inline T dot(Span<T> a, Span<T> b) {
+FACTORMAX_INLINE T dot(Span<T> a, Span<T> b) {
   return dot(Span<const T>(a), Span<const T>(b));
 }
 
 // y += alpha * x
 template <class T>
-inline void axpy(T alpha, Span<const T> x, Span<T> y) {
+FACTORMAX_INLINE void axpy(T alpha, Span<const T> x, Span<T> y) {
 #pragma omp simd
   for (int i = 0; i < x.size; ++i) y.data[i] += alpha * x.data[i];
 }
 
 template <class T>
-inline T max_abs(Span<const T> a) {
+FACTORMAX_INLINE T max_abs(Span<const T> a) {
   T largest = 0;
 #pragma omp simd reduction(max : largest)
   for (int i = 0; i < a.size; ++i) {

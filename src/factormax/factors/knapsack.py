@@ -68,8 +68,7 @@ class Knapsack(LinearFactor):
             bad = ~(np.isfinite(value) & (value >= 0))
             if bad.any():
                 raise GraphError(
-                    f"{name}: {word} must be finite and at least 0, "
-                    f"got {value[bad].ravel()[0]}."
+                    f"{name}: {word} must be finite and at least 0, got {value[bad].ravel()[0]}."
                 )
 
     @classmethod

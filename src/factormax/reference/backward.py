@@ -48,7 +48,7 @@ def face(problem: DenseProblem, tau: Vector, margin: float = MARGIN) -> Face:
     inside = (problem.lo + margin < tau) & (tau < problem.hi - margin)
     return Face(
         free=(z > margin) & (z < 1 - margin),
-        tight=(problem.lo < problem.hi) & inside,
+        tight=(problem.lo < problem.hi) & (inside | (np.abs(slack) <= margin)),
     )
 
 
@@ -101,7 +101,7 @@ def vjp(
 
 
 def _pair_jacobian(problem: DenseProblem, mu: Vector) -> Matrix:
-    r"""(P, n): $\partial v_p/\partial\mu$, docs/math.md (44).
+    r"""(P, n): $\partial\beta_p/\partial\mu$, docs/math.md (44).
 
     At a tie, where the row of the pair is tight, both choices agree on every direction
     that the face allows.

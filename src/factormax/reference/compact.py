@@ -21,7 +21,7 @@ def marginals(problem: DenseProblem, tau: Vector) -> Vector:
 
 
 def dual_value(problem: DenseProblem, tau: Vector) -> float:
-    r"""$\varphi(\tau) = \sum_j h(z_j) + b^\top\tau$, docs/math.md (13)."""
+    r"""$\varphi(\tau) = \sum_j \kappa(z_j) + b^\top\tau$, docs/math.md (13)."""
     z = problem.eta - problem.A.T @ tau
     mu = np.clip(z, 0.0, 1.0)
     return float(z @ mu - 0.5 * mu @ mu + problem.b @ tau)
@@ -51,7 +51,7 @@ def pair_values(problem: DenseProblem, mu: Vector) -> Vector:
 
 
 def objective(problem: DenseProblem, mu: Vector) -> float:
-    r"""$\langle\eta,\mu\rangle + \langle s, v\rangle - \tfrac12\|\mu\|^2$, docs/math.md (16)."""
+    r"""$\langle\eta,\mu\rangle + \langle s, \beta\rangle - \tfrac12\|\mu\|^2$, docs/math.md (16)."""
     earned = problem.pairs.eta_v @ pair_values(problem, mu)
     return float(problem.eta_u @ mu + earned - 0.5 * mu @ mu)
 

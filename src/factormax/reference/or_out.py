@@ -59,10 +59,10 @@ def or_out_vjp(y: Vector, delta: Vector, grad_v: Vector, margin: float = MARGIN)
     free = (delta * y > margin) & (delta * y < 1 - margin)
     grad_y = np.where(free, grad_v, 0.0)
     if branch.number == 2:
-        # The tied literals have one common value τ, the weighted mean (30) of their scores.
+        # The tied literals share one level θ, the weighted mean (30) of their scores.
         weight = np.where(branch.tied, 1 / delta, 0.0)
-        tau = float(weight @ y) / float(weight @ weight)
-        moves = margin < tau < 1 - margin
+        theta = float(weight @ y) / float(weight @ weight)
+        moves = margin < theta < 1 - margin
         pulled = weight * float(weight @ grad_v) / float(weight @ weight)
         grad_y = np.where(branch.tied, pulled if moves else 0.0, grad_y)
     return grad_y
@@ -98,18 +98,18 @@ def _cap_by_output(y: Vector, delta: Vector) -> tuple[Vector, Vector, BoolVector
     r"""Project onto $\delta_i v_i \le \delta_o v_o$, then onto the box: docs/math.md (30)–(31).
 
     The output pulls down the literals above it, the highest first, until the common
-    value $\tau$ of those it has met is at least the next one.
+    level $\theta$ of those it has met is at least the next one.
     """
     highest_first = np.argsort(-(delta[:-1] * y[:-1]), kind="stable")
     tied = np.zeros(len(y), np.bool_)
     tied[-1] = True
     for i in (*highest_first, None):
-        tau = float((y / delta)[tied].sum() / (1 / delta**2)[tied].sum())
-        if i is None or tau >= delta[i] * y[i]:
+        theta = float((y / delta)[tied].sum() / (1 / delta**2)[tied].sum())
+        if i is None or theta >= delta[i] * y[i]:
             break
         tied[i] = True
 
-    z = np.where(tied, tau / delta, y)  # the projection before the box
+    z = np.where(tied, theta / delta, y)  # the projection before the box
     t = np.where(tied, (y - z) / delta, 0.0)
     t[-1] = 0.0  # the last multiplier is the sum row's
     return np.clip(z, 0.0, 1 / delta), t, tied

@@ -34,7 +34,7 @@ class Infeasible(ValueError):
 
 @dataclass(frozen=True)
 class Pairs:
-    r"""The `Pair` factors of a problem, which earn $s_p\,v_p$: docs/math.md (9).
+    r"""The `Pair` factors of a problem, which earn $s_p\,\beta_p$: docs/math.md (9).
 
     Each joins two literals $\ell = c + \sigma\mu$, with $(\sigma, c) = (1, 0)$, or
     $(-1, 1)$ where negated: docs/math.md (1).
@@ -98,7 +98,7 @@ class DenseProblem:
     """
 
     eta: Vector
-    """(n,): the scores η of docs/math.md (11), the linear part of the pairs included."""
+    """(n,): the scores, the linear part of the pairs included: docs/math.md (11)."""
     A: Matrix
     """(m, n): one row a constraint, the soft rows of the pairs last."""
     b: Vector

@@ -23,7 +23,7 @@ struct BoxRow {
     T slope;  // -dg/dt
   };
 
-  Point at(T t) const {
+  FACTORMAX_INLINE Point at(T t) const {
     T value = 0, slope = 0;
     const T *py = y.data, *pw = w.data, *ph = h.data;
 #pragma omp simd reduction(+ : value, slope)
@@ -52,7 +52,7 @@ struct BoxRow {
 
 // Newton inside a strict bracket, bisection where Newton leaves it.
 template <class T>
-T box_row(const BoxRow<T>& row, T lo, T hi) {
+FACTORMAX_VECTOR T box_row(const BoxRow<T>& row, T lo, T hi) {
   const T eps = std::numeric_limits<T>::epsilon();
   if (lo > -std::numeric_limits<T>::max() && row.at(lo).g <= 0) return lo;
   if (hi < std::numeric_limits<T>::max() && row.at(hi).g >= 0) return hi;

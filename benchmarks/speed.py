@@ -1,0 +1,338 @@
+"""Times: matching against cvxpylayers, Xor against entmax, the full MRF, threads, graph building.
+
+Every section checks the answers first. The times of the reference implementation (lp-sparsemap,
+best tuned step size) are quoted from the design notes where it can't be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import factormax as fm
+from benchmarks.exact import matching_qp, mrf_qp
+from benchmarks.timing import interleaved, table
+from factormax import compiled, engine
+
+Section = tuple[str, dict[str, Any]]
+
+#: ms, from the design notes: forward + backward of a batch of 64; the MRF forward, backward, build.
+REFERENCE_MATCHING_64 = 364.0
+REFERENCE_MRF = (417.0, 268.0, 80.0)
+#: µs, a plain C++ trial of dense 20x20 matching on one core.
+TRIAL_MATCHING_20 = 38.0
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(f"Wrong answer, no times: {what}")
+
+
+def build_matching(scores: torch.Tensor) -> tuple[fm.FactorGraph, fm.Variable]:
+    fg = fm.FactorGraph(batch_dims=scores.ndim - 2)
+    u = fg.variable_from(scores)
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    return fg, u
+
+
+def factormax_matching(scores: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    fg, u = build_matching(scores)
+    fg.solve()
+    scores.grad = None
+    u.value.backward(grad)
+    return u.value
+
+
+def cvxpy_matching(n: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    import cvxpy as cp
+    from cvxpylayers.torch import CvxpyLayer
+
+    mu, eta = cp.Variable((n, n)), cp.Parameter((n, n))
+    constraints = [mu >= 0, cp.sum(mu, axis=1) == 1, cp.sum(mu, axis=0) <= 1]
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(mu - eta)), constraints)
+    layer = CvxpyLayer(
+        problem, [eta], [mu], solver_args={"solve_method": "Clarabel"}
+    )
+
+    def run(scores: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        (value,) = layer(scores)
+        scores.grad = None
+        value.backward(grad)
+        return value
+
+    return run
+
+
+def matching(quick: bool) -> Section:
+    """Forward and backward of LP-matching 20x20, batch of 64 and single."""
+    n, batch = 20, 64
+    torch.manual_seed(0)
+    scores = torch.randn(batch, n, n, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(batch, n, n, dtype=torch.float64)
+    single = scores[0].detach().clone().requires_grad_()
+    value = factormax_matching(scores, grad).detach().numpy()
+    ours_grad = scores.grad.clone()
+    exact = np.stack([matching_qp(s) for s in scores.detach().numpy()])
+    error = float(np.abs(value - exact).max())
+    require(error <= 1e-5, f"matching is off by {error}")
+    layer = cvxpy_matching(n)
+    layer_error = float(np.abs(layer(scores, grad).detach().numpy() - exact).max())
+    # The layer stops at about 1e-4, so its gradient is that of a slightly other active set.
+    gap = (scores.grad - ours_grad).abs().flatten(1).max(1).values
+    require(float(gap.median()) <= 1e-2, f"gradients differ from cvxpylayers by {gap}")
+
+    few = 2 if quick else 3
+    slow = interleaved({"batch": lambda: layer(scores, grad)}, few, warmup=0)
+    slow |= interleaved({"single": lambda: layer(single, grad[0])}, 3 * few)
+    fast = interleaved(
+        {
+            "batch": lambda: factormax_matching(scores, grad),
+            "single": lambda: factormax_matching(single, grad[0]),
+        },
+        30 if quick else 100,
+        warmup=3,
+    )
+    ms = {k: (1e3 * fast[k], 1e3 * slow[k], slow[k] / fast[k]) for k in fast}
+    rows: list[list[object]] = [[f"{k}, forward + backward", *ms[k]] for k in ms]
+    rows.append(["largest error", error, layer_error, ""])
+    ratio = REFERENCE_MATCHING_64 / ms["batch"][0]
+    text = table(
+        "LP-matching 20x20, torch, float64 (ms)", ["", "factormax", "cvxpylayers", "ratio"], rows
+    )
+    text += f"batch against the reference's tuned {REFERENCE_MATCHING_64:g} ms: {ratio:.0f}x\n"
+    return text, {"ms": ms, "reference_ratio": ratio, "error": error}
+
+
+def core(quick: bool) -> Section:
+    """The solver itself, without torch and graph building, on one thread and on two."""
+    rows: list[list[object]] = []
+    record: dict[str, Any] = {}
+    for n in (5, 10, 20, 40, 80):
+        batch = max(16, 4096 // n // n * 4)
+        rng = np.random.default_rng(0)
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(rng.standard_normal((batch, n, n)))
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        grad = rng.standard_normal((batch, n, n))
+        fg.solve(on_failure="raise")
+
+        def with_threads(threads: int, run: Callable[[], object]) -> Callable[[], object]:
+            def call() -> object:
+                fm.set_num_threads(threads)
+                return run()
+
+            return call
+
+        state: dict[str, fm.Solution] = {"solution": fg.solve()}
+        forward = fg.solve
+        backward = lambda: state["solution"].vjp({u: grad})  # noqa: B023, E731
+        times = interleaved(
+            {
+                "forward": with_threads(1, forward),
+                "forward 2": with_threads(2, forward),
+                "backward": with_threads(1, backward),
+                "backward 2": with_threads(2, backward),
+            },
+            5 if quick else 25,
+        )
+        fm.set_num_threads(None)
+        f, f2, b, b2 = (1e6 * times[k] / batch for k in times)
+        rows.append(
+            [f"{n}x{n}", f, b, f / f2, b / b2, float(np.mean(state["solution"].iterations))]
+        )
+        record[f"{n}"] = {"forward_us": f, "backward_us": b, "threads": (f + b) / (f2 + b2)}
+    text = table(
+        "The solver itself, LP-matching, µs an instance on one thread",
+        ["", "forward", "backward", "forward, 2 threads: ratio", "backward", "passes"],
+        rows,
+    )
+    ratio = record["20"]["forward_us"] / TRIAL_MATCHING_20
+    return text + f"20x20 against the trial's {TRIAL_MATCHING_20:g} µs: {ratio:.2f}x\n", record
+
+
+def xor(quick: bool) -> Section:
+    """One Xor over 1000 variables, batch of 64, against entmax.sparsemax."""
+    import entmax
+
+    torch.manual_seed(0)
+    scores = torch.randn(64, 1000, requires_grad=True)
+    grad = torch.randn(64, 1000)
+
+    def ours() -> torch.Tensor:
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u))
+        fg.solve()
+        return u.value
+
+    def theirs() -> torch.Tensor:
+        return entmax.sparsemax(scores, -1)
+
+    a, b = ours(), theirs()
+    error = float((a - b).abs().max())
+    require(error <= 1e-5, f"Xor differs from sparsemax by {error}")
+    times = interleaved(
+        {
+            "forward": ours,
+            "entmax forward": theirs,
+            "backward": lambda: a.backward(grad, retain_graph=True),
+            "entmax backward": lambda: b.backward(grad, retain_graph=True),
+        },
+        30 if quick else 200,
+        warmup=5,
+    )
+    ms = {k: 1e3 * v for k, v in times.items()}
+    rows: list[list[object]] = [
+        [k, ms[k], ms[f"entmax {k}"], ms[f"entmax {k}"] / ms[k]] for k in ("forward", "backward")
+    ]
+    text = table("Xor over 1000, batch of 64 (ms)", ["", "factormax", "entmax", "ratio"], rows)
+    return text, {"ms": ms, "error": error}
+
+
+def mrf(quick: bool) -> Section:
+    """The full MRF of 159 labels, one instance."""
+    n = 159
+    rng = np.random.default_rng(0)
+    first, second = np.triu_indices(n, 1)
+    scores = torch.tensor(rng.standard_normal(n), requires_grad=True)
+    coupling = torch.tensor(rng.standard_normal(len(first)) / np.sqrt(n), requires_grad=True)
+
+    def build() -> tuple[fm.FactorGraph, fm.Variable]:
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Pair(u[first], u[second], coupling))
+        return fg, u
+
+    def compile_anew() -> None:
+        compiled._compile.cache_clear()
+        fg, _ = build()
+        compiled.compile_wiring(fg.wiring())
+
+    def forward() -> torch.Tensor:
+        fg, u = build()
+        fg.solve()
+        return u.value
+
+    value = forward()
+    exact = mrf_qp(scores.detach().numpy(), first, second, coupling.detach().numpy())
+    error = float(np.abs(value.detach().numpy() - exact).max())
+    require(error <= 1e-5, f"the MRF is off by {error}")
+    grad = torch.randn(n, dtype=torch.float64)
+    times = interleaved(
+        {
+            "forward": forward,
+            "backward": lambda: value.backward(grad, retain_graph=True),
+            "build and compile": compile_anew,
+        },
+        10 if quick else 50,
+    )
+    rows: list[list[object]] = []
+    for (name, seconds), quoted in zip(times.items(), REFERENCE_MRF, strict=True):
+        rows.append([name, 1e3 * seconds, quoted, quoted / 1e3 / seconds])
+    text = table(
+        "Full MRF, 159 labels, 12,561 pairs, one instance (ms)",
+        ["", "factormax", "reference (quoted)", "ratio"],
+        rows,
+    )
+    return text, {"ms": {k: 1e3 * v for k, v in times.items()}, "error": error}
+
+
+def building(quick: bool) -> Section:
+    """What building and compiling a graph costs, beside solving it."""
+    torch.manual_seed(0)
+    scores = torch.randn(64, 20, 20, dtype=torch.float64)
+
+    def build_and_compile() -> None:
+        compiled._compile.cache_clear()
+        fg, _ = build_matching(scores)
+        compiled.compile_wiring(fg.wiring())
+
+    def build_again() -> None:
+        fg, _ = build_matching(scores)
+        compiled.compile_wiring(fg.wiring())
+
+    fg, _ = build_matching(scores)
+    times = interleaved(
+        {"build, compile": build_and_compile, "build again": build_again, "solve": fg.solve},
+        30 if quick else 100,
+    )
+    us = {k: 1e6 * v for k, v in times.items()}
+    share, again = (us[k] / us["solve"] for k in ("build, compile", "build again"))
+    text = table("Building, batch of 64 LP-matchings 20x20 (µs)", list(us), [list(us.values())])
+    text += f"share of the solve: {share:.1%} the first time, {again:.1%} after\n"
+    return text, {"us": us, "share": share, "share_again": again}
+
+
+def scaling(quick: bool) -> Section:
+    """Does the cost of a pass grow linearly with the incidences?"""
+    rows: list[list[object]] = []
+    sizes = (250, 1000, 4000) if quick else (250, 1000, 4000, 16000)
+    for n in sizes:
+        rng = np.random.default_rng(0)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(rng.standard_normal(n))
+        members = np.stack([rng.permutation(n).reshape(-1, 5) for _ in range(4)]).reshape(-1, 5)
+        fg.add(fm.Budget(u[members], 2, axis=1))
+        solution = fg.solve(tol=1e-8, on_failure="raise")
+        seconds = interleaved({"solve": lambda: fg.solve(tol=1e-8)}, 5)["solve"]  # noqa: B023
+        passes = int(solution.iterations)
+        pass_us = 1e6 * seconds / passes
+        incidences = members.size
+        numbers = engine.Numbers(fg.tensors[0].scores[None], np.zeros((1, 0)), fg.params(), None)
+        memory = engine.working_memory(fg.wiring(), numbers)
+        rows.append(
+            [n, incidences, passes, pass_us, 1e3 * pass_us / incidences, memory / incidences]
+        )
+    header = ["variables", "incidences", "passes", "µs a pass", "ns an incidence", "bytes of it"]
+    text = table("Random budgets of 5, every variable in 4", header, rows)
+    return text, {"rows": rows}
+
+
+def lpsmap(quick: bool) -> Section:
+    """A direct comparison, where the reference implementation can be imported."""
+    try:
+        import lpsmap
+    except ImportError:
+        return "lpsmap is not installed: its times above are quoted.\n", {"installed": False}
+    torch.manual_seed(0)
+    scores = torch.randn(20, 20)
+    exact = torch.tensor(matching_qp(scores.double().numpy()))
+
+    def run(step_size: float) -> torch.Tensor:
+        fg = lpsmap.TorchFactorGraph()
+        u = fg.variable_from(scores)
+        for i in range(20):
+            fg.add(lpsmap.Xor(u[i]))
+            fg.add(lpsmap.AtMostOne(u[:, i]))
+        fg.solve(max_iter=10_000, step_size=step_size)
+        return u.value
+
+    right = [s for s in (0.1, 0.3, 1, 3, 10) if (run(s) - exact).abs().max() < 1e-4]
+    contestants: dict[str, Callable[[], object]] = {
+        f"lpsmap, step size {s:g}": (lambda s=s: run(s)) for s in right
+    }
+
+    def ours() -> None:
+        fg, _ = build_matching(scores)
+        fg.solve()
+
+    times = interleaved(contestants | {"factormax": ours}, 5 if quick else 20)
+    rows: list[list[object]] = [[k, 1e3 * v, v / times["factormax"]] for k, v in times.items()]
+    text = table("LP-matching 20x20, one instance, forward (ms)", ["", "ms", "ratio"], rows)
+    return text, {"ms": times}
+
+
+SECTIONS: dict[str, Callable[[bool], Section]] = {
+    "matching": matching,
+    "core": core,
+    "xor": xor,
+    "mrf": mrf,
+    "building": building,
+    "scaling": scaling,
+    "lpsmap": lpsmap,
+}

@@ -1,0 +1,37 @@
+"""Timing on noisy machines: contestants take turns, medians and their ratios are reported."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def interleaved(
+    contestants: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, float]:
+    """The median seconds of each contestant, all measured in turns."""
+    for run in contestants.values():
+        for _ in range(warmup):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def table(title: str, header: list[str], rows: list[list[object]]) -> str:
+    """A plain table, right-aligned but for the first column."""
+    cells = [[f"{c:.3g}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    widths = [max(len(r[i]) for r in [header, *cells]) for i in range(len(header))]
+    lines = [title, "-" * len(title)]
+    for row in [header, *cells]:
+        first, *rest = (
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join([first, *rest]).rstrip())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,269 @@
+// A primal-dual interior point method (Mehrotra's predictor and corrector) for the same problem,
+//
+//   min 1/2 ||mu - eta||^2 + hi . xi   s.t.  A mu + s - xi = b,  0 <= mu <= 1,  s, xi >= 0,
+//
+// with s = xi = 0 for equalities and xi = 0 for inequalities. It takes thirty or so factorisations
+// whatever the scores, so it is what the compact solver falls back to on small problems where
+// descent makes no headway: nearly linear programs with hardly any free variable. Its multipliers
+// are then made exact by the usual finish.
+#pragma once
+
+#include "factormax/dual.hpp"
+
+namespace factormax {
+
+template <class T>
+class InteriorPoint {
+ public:
+  static constexpr int kLargest = 512;  // rows
+
+  void allocate(const Problem<T>& p, Workspace& ws) {
+    if (p.num_dual() > kLargest) return;
+    const int rows = p.num_dual(), vars = p.num_vars;
+    for (Span<T>* v : {&mu_, &alpha_, &beta_, &d_mu_, &d_alpha_, &d_beta_, &rho_, &weight_}) {
+      *v = ws.take<T>(vars);
+    }
+    for (Span<T>* v : {&s_, &xi_, &d_x_, &d_s_, &d_xi_, &pi_, &primal_, &work_, &c_s_, &c_xi_}) {
+      *v = ws.take<T>(rows);
+    }
+    c_alpha_ = ws.take<T>(vars);
+    c_beta_ = ws.take<T>(vars);
+    dual_ = ws.take<T>(vars);
+    matrix_ = ws.take<T>(static_cast<std::int64_t>(rows) * rows);
+  }
+
+  // Writes the scaled multipliers into x; returns the number of passes.
+  int solve(const Instance<T>& p, Span<T> x) {
+    p_ = &p;
+    x_ = x;
+    start();
+    int step = 0;
+    for (; step < 60; ++step) {
+      residuals();
+      const T gap = complementarity();
+      if (!(gap > tolerance_) && max_abs(Span<const T>(primal_.first(p.m))) <= T(1e-10)) break;
+      factorise();
+      // Predictor: straight for complementarity 0.
+      for (int j = 0; j < p.n; ++j) {
+        c_alpha_[j] = -mu_[j] * alpha_[j];
+        c_beta_[j] = -(1 - mu_[j]) * beta_[j];
+      }
+      for (int r = 0; r < p.m; ++r) {
+        c_s_[r] = has_slack(r) ? -s_[r] * below(r) : T(0);
+        c_xi_[r] = has_excess(r) ? -xi_[r] * above(r) : T(0);
+      }
+      direction();
+      const T reach = longest_step();
+      const T ahead = complementarity_at(reach);
+      const T centre = std::pow(ahead / gap, T(3)) * gap;
+      // Corrector: towards the centre, with the second-order terms of the predictor.
+      for (int j = 0; j < p.n; ++j) {
+        c_alpha_[j] += centre - d_mu_[j] * d_alpha_[j];
+        c_beta_[j] += centre + d_mu_[j] * d_beta_[j];
+      }
+      for (int r = 0; r < p.m; ++r) {
+        if (has_slack(r)) c_s_[r] += centre - d_s_[r] * d_x_[r];
+        if (has_excess(r)) c_xi_[r] += centre + d_xi_[r] * d_x_[r];
+      }
+      direction();
+      const T length = std::min(T(1), T(0.995) * longest_step());
+      if (!(length > 0)) break;
+      advance(length);
+    }
+    return step;
+  }
+
+ private:
+  bool has_slack(int r) const { return p_->lo[r] == 0; }
+  bool has_excess(int r) const { return p_->is_soft(r); }
+  T below(int r) const { return x_[r]; }             // distance of the multiplier from 0
+  T above(int r) const { return p_->hi[r] - x_[r]; }  // and from its upper bound
+
+  void start() {
+    const Instance<T>& p = *p_;
+    T size = 1;
+    for (int j = 0; j < p.n; ++j) size = std::max(size, std::fabs(p.eta[j]));
+    tolerance_ = 4 * std::numeric_limits<T>::epsilon() * size;
+    for (int j = 0; j < p.n; ++j) {
+      mu_[j] = T(0.5);
+      alpha_[j] = beta_[j] = size;
+    }
+    row_products(p, mu_.data, work_.data);
+    for (int r = 0; r < p.m; ++r) {
+      const T slack = p.scale[r] * (p.rhs[r] - work_[r]);
+      s_[r] = has_slack(r) ? std::max(slack, T(0.1)) : T(0);
+      xi_[r] = has_excess(r) ? std::max(-slack, T(0.1)) : T(0);
+      x_[r] = has_excess(r) ? p.hi[r] / 2 : has_slack(r) ? size : T(0);
+      if (has_excess(r) && p.hi[r] == 0) xi_[r] = s_[r] = 0;
+    }
+  }
+
+  // primal_ = b - A mu - s + xi;  dual_ = eta - mu - A^T tau + alpha - beta
+  void residuals() {
+    const Instance<T>& p = *p_;
+    row_products(p, mu_.data, primal_.data);
+    for (int r = 0; r < p.m; ++r) {
+      primal_[r] = p.scale[r] * (p.rhs[r] - primal_[r]) - s_[r] + xi_[r];
+    }
+    for (int j = 0; j < p.n; ++j) dual_[j] = p.eta[j] - mu_[j] + alpha_[j] - beta_[j];
+    add_rows(p, T(-1), x_.data, dual_.data, work_.data);
+  }
+
+  T complementarity() const { return complementarity_along(0); }
+  T complementarity_at(T step) const { return complementarity_along(step); }
+
+  T complementarity_along(T t) const {
+    const Instance<T>& p = *p_;
+    T sum = 0;
+    int count = 0;
+    for (int j = 0; j < p.n; ++j) {
+      const T mu = mu_[j] + (t > 0 ? t * d_mu_[j] : T(0));
+      sum += mu * (alpha_[j] + (t > 0 ? t * d_alpha_[j] : T(0)));
+      sum += (1 - mu) * (beta_[j] + (t > 0 ? t * d_beta_[j] : T(0)));
+      count += 2;
+    }
+    for (int r = 0; r < p.m; ++r) {
+      const T move = t > 0 ? t * d_x_[r] : T(0);
+      if (has_slack(r)) sum += (s_[r] + (t > 0 ? t * d_s_[r] : T(0))) * (below(r) + move);
+      if (has_excess(r)) sum += (xi_[r] + (t > 0 ? t * d_xi_[r] : T(0))) * (above(r) - move);
+      count += has_slack(r) + has_excess(r);
+    }
+    return sum / std::max(count, 1);
+  }
+
+  // weight = 1 / (1 + alpha / mu + beta / (1 - mu));  the Cholesky factor of A weight A^T + E
+  void factorise() {
+    const Instance<T>& p = *p_;
+    for (int j = 0; j < p.n; ++j) {
+      weight_[j] = 1 / (1 + alpha_[j] / mu_[j] + beta_[j] / (1 - mu_[j]));
+    }
+    const int m = p.m;
+    T* matrix = matrix_.data;
+    std::fill(matrix, matrix + static_cast<std::int64_t>(m) * m, T(0));
+    for (int j = 0; j < p.n; ++j) {
+      for (int a = p.var_ptr[j]; a < p.var_ptr[j + 1]; ++a) {
+        const int r = p.var_row[a];
+        const T left = p.coef[p.var_entry[a]] * p.scale[r] * weight_[j];
+        T* row = matrix + static_cast<std::int64_t>(r) * m;
+        for (int b = p.var_ptr[j]; b <= a; ++b) {
+          row[p.var_row[b]] += left * p.coef[p.var_entry[b]] * p.scale[p.var_row[b]];
+        }
+      }
+    }
+    for (int r = 0; r < m; ++r) matrix[static_cast<std::int64_t>(r) * m + r] += elasticity(r);
+    cholesky(m);
+  }
+
+  T elasticity(int r) const {
+    T e = 0;
+    if (has_slack(r)) e += s_[r] / std::max(below(r), tiny());
+    if (has_excess(r)) e += xi_[r] / std::max(above(r), tiny());
+    return e;
+  }
+
+  static T tiny() { return std::numeric_limits<T>::min() * 1e10f; }
+
+  FACTORMAX_VECTOR void cholesky(int m) {
+    T* matrix = matrix_.data;
+    for (int i = 0; i < m; ++i) {
+      T* row_i = matrix + static_cast<std::int64_t>(i) * m;
+      const T shift = 64 * std::numeric_limits<T>::epsilon() * row_i[i];
+      for (int j = 0; j <= i; ++j) {
+        const T* row_j = matrix + static_cast<std::int64_t>(j) * m;
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < j; ++k) sum += row_i[k] * row_j[k];
+        if (j < i) {
+          row_i[j] = (row_i[j] - sum) / row_j[j];
+        } else {
+          // A row that depends on the others gets a huge pivot: its multiplier stays.
+          const T pivot = row_i[i] - sum;
+          row_i[i] = pivot > shift ? std::sqrt(pivot) : T(1e30);
+        }
+      }
+    }
+  }
+
+  void direction() {
+    const Instance<T>& p = *p_;
+    const int m = p.m;
+    for (int j = 0; j < p.n; ++j) {
+      rho_[j] = dual_[j] + c_alpha_[j] / mu_[j] - c_beta_[j] / (1 - mu_[j]);
+      d_mu_[j] = weight_[j] * rho_[j];
+    }
+    row_products(p, d_mu_.data, d_x_.data);
+    for (int r = 0; r < m; ++r) {
+      pi_[r] = primal_[r];
+      if (has_slack(r)) pi_[r] -= c_s_[r] / std::max(below(r), tiny());
+      if (has_excess(r)) pi_[r] += c_xi_[r] / std::max(above(r), tiny());
+      d_x_[r] = p.scale[r] * d_x_[r] - pi_[r];
+    }
+    const T* matrix = matrix_.data;
+    for (int i = 0; i < m; ++i) {
+      const T* row = matrix + static_cast<std::int64_t>(i) * m;
+      d_x_[i] = (d_x_[i] - dot(Span<const T>{row, i}, Span<const T>{d_x_.data, i})) / row[i];
+    }
+    for (int i = m - 1; i >= 0; --i) {
+      const T* row = matrix + static_cast<std::int64_t>(i) * m;
+      d_x_[i] /= row[i];
+      axpy(-d_x_[i], Span<const T>{row, i}, Span<T>{d_x_.data, i});
+    }
+    for (int j = 0; j < p.n; ++j) d_mu_[j] = rho_[j];
+    add_rows(p, T(-1), d_x_.data, d_mu_.data, work_.data);
+    for (int j = 0; j < p.n; ++j) {
+      d_mu_[j] *= weight_[j];
+      d_alpha_[j] = (c_alpha_[j] - alpha_[j] * d_mu_[j]) / mu_[j];
+      d_beta_[j] = (c_beta_[j] + beta_[j] * d_mu_[j]) / (1 - mu_[j]);
+    }
+    for (int r = 0; r < m; ++r) {
+      d_s_[r] = has_slack(r) ? (c_s_[r] - s_[r] * d_x_[r]) / std::max(below(r), tiny()) : T(0);
+      d_xi_[r] = has_excess(r) ? (c_xi_[r] + xi_[r] * d_x_[r]) / std::max(above(r), tiny()) : T(0);
+    }
+  }
+
+  // The longest step, at most 1, that keeps everything non-negative.
+  T longest_step() const {
+    const Instance<T>& p = *p_;
+    T t = 1;
+    const auto limit = [&t](T value, T change) {
+      if (change < 0 && -t * change > value) t = -value / change;
+    };
+    for (int j = 0; j < p.n; ++j) {
+      limit(mu_[j], d_mu_[j]);
+      limit(1 - mu_[j], -d_mu_[j]);
+      limit(alpha_[j], d_alpha_[j]);
+      limit(beta_[j], d_beta_[j]);
+    }
+    for (int r = 0; r < p.m; ++r) {
+      if (has_slack(r)) {
+        limit(s_[r], d_s_[r]);
+        limit(below(r), d_x_[r]);
+      }
+      if (has_excess(r)) {
+        limit(xi_[r], d_xi_[r]);
+        limit(above(r), -d_x_[r]);
+      }
+    }
+    return t;
+  }
+
+  void advance(T t) {
+    const Instance<T>& p = *p_;
+    const Span<T> vars[] = {mu_, alpha_, beta_};
+    const Span<T> d_vars[] = {d_mu_, d_alpha_, d_beta_};
+    for (int k = 0; k < 3; ++k) axpy(t, Span<const T>(d_vars[k].first(p.n)), vars[k].first(p.n));
+    const Span<T> rows[] = {x_, s_, xi_};
+    const Span<T> d_rows[] = {d_x_, d_s_, d_xi_};
+    for (int k = 0; k < 3; ++k) axpy(t, Span<const T>(d_rows[k].first(p.m)), rows[k].first(p.m));
+  }
+
+  const Instance<T>* p_ = nullptr;
+  Span<T> x_;
+  T tolerance_ = 0;
+  Span<T> mu_, alpha_, beta_, s_, xi_;                 // the point
+  Span<T> d_mu_, d_alpha_, d_beta_, d_x_, d_s_, d_xi_;  // its direction
+  Span<T> c_alpha_, c_beta_, c_s_, c_xi_;              // wanted changes of the products
+  Span<T> primal_, dual_, rho_, pi_, weight_, work_, matrix_;
+};
+
+}  // namespace factormax
