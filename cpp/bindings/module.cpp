@@ -36,8 +36,8 @@ void require(bool condition, const char* message) {
 template <class T>
 Batched<T> batched(const Matrix<T>& array, std::size_t batch, std::size_t columns, const char* name,
                    bool may_share = true) {
-  const bool fits = array.shape(1) == columns &&
-                    (array.shape(0) == batch || (may_share && array.shape(0) == 1));
+  const bool fits =
+      array.shape(1) == columns && (array.shape(0) == batch || (may_share && array.shape(0) == 1));
   if (!fits) {
     throw nb::value_error((std::string(name) + " has the wrong shape").c_str());
   }
@@ -94,8 +94,7 @@ Problem<T> make_problem(const Arrays& a, const Matrix<const T>& coef, const Matr
   require_offsets(a.row_ptr, entries, "row_ptr");
   require(a.block_ptr.shape(0) == a.block_kind.shape(0) + 1, "block_ptr has the wrong shape");
   require_offsets(a.block_ptr, rows, "block_ptr");
-  require(a.pairs.shape(1) == 2 && a.pair_negated.shape(1) == 2 &&
-              a.pair_negated.shape(0) == pairs,
+  require(a.pairs.shape(1) == 2 && a.pair_negated.shape(1) == 2 && a.pair_negated.shape(0) == pairs,
           "pairs have the wrong shape");
   require(a.block_isolated.shape(0) == a.block_kind.shape(0) + pairs,
           "block_isolated has the wrong shape");
@@ -141,19 +140,19 @@ void raise_if_failed(const factormax::Control& control) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
 }
 
-#define FACTORMAX_STRUCTURE_PARAMETERS                                                             \
-  Vector<const std::int32_t> row_ptr, Matrix<const std::int32_t> col, Matrix<const T> coef,        \
-      Matrix<const T> rhs, Matrix<const std::int8_t> kind, Matrix<const std::int32_t> pairs,       \
-      Matrix<const std::uint8_t> pair_negated, Vector<const std::int32_t> block_ptr,               \
-      Vector<const std::int8_t> block_kind, Vector<const std::uint8_t> block_isolated,             \
+#define FACTORMAX_STRUCTURE_PARAMETERS                                                       \
+  Vector<const std::int32_t> row_ptr, Matrix<const std::int32_t> col, Matrix<const T> coef,  \
+      Matrix<const T> rhs, Matrix<const std::int8_t> kind, Matrix<const std::int32_t> pairs, \
+      Matrix<const std::uint8_t> pair_negated, Vector<const std::int32_t> block_ptr,         \
+      Vector<const std::int8_t> block_kind, Vector<const std::uint8_t> block_isolated,       \
       OptionalMatrix<const std::uint8_t> mask, Matrix<const T> eta_u, Matrix<const T> eta_v
 
 #define FACTORMAX_STRUCTURE_ARRAYS \
   Arrays { row_ptr, col, kind, pairs, pair_negated, block_ptr, block_kind, block_isolated }
 
-#define FACTORMAX_STRUCTURE_NAMES                                                              \
-  "row_ptr"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "pairs"_a, "pair_negated"_a,              \
-      "block_ptr"_a, "block_kind"_a, "block_isolated"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
+#define FACTORMAX_STRUCTURE_NAMES                                                                \
+  "row_ptr"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a, \
+      "block_kind"_a, "block_isolated"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
 
 template <class T>
 void solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<const T> warm, int method, double tol,
@@ -231,11 +230,10 @@ std::size_t workspace_bytes(FACTORMAX_STRUCTURE_PARAMETERS, int method) {
 template <class T>
 void bind(nb::module_& m) {
   m.def("solve", &solve<T>, FACTORMAX_STRUCTURE_NAMES, "warm"_a.none(), "method"_a, "tol"_a,
-        "max_iter"_a, "step_size"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(),
-        "tau"_a.noconvert(), "var_side"_a.noconvert(), "row_side"_a.noconvert(),
-        "objective"_a.noconvert(), "primal_residual"_a.noconvert(),
-        "dual_residual"_a.noconvert(), "iterations"_a.noconvert(), "status"_a.noconvert(),
-        "Solve a batch of instances into the given output arrays.");
+        "max_iter"_a, "step_size"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(),
+        "var_side"_a.noconvert(), "row_side"_a.noconvert(), "objective"_a.noconvert(),
+        "primal_residual"_a.noconvert(), "dual_residual"_a.noconvert(), "iterations"_a.noconvert(),
+        "status"_a.noconvert(), "Solve a batch of instances into the given output arrays.");
   m.def("vjp", &vjp<T>, FACTORMAX_STRUCTURE_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
         "row_side"_a, "status"_a, "grad_eta_u"_a.noconvert(), "grad_eta_v"_a.noconvert(),
         "residual"_a.noconvert(), "Differentiate a solved batch into the given output arrays.");

@@ -106,9 +106,8 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   Instance<T>& instance = state.instance;
   instance.prepare(p, i);
   const bool compact = method == Method::compact;
-  const Result result =
-      compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
-              : state.admm.solve(instance, warm, options, control, may_poll);
+  const Result result = compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
+                                : state.admm.solve(instance, warm, options, control, may_poll);
   if (result.status == Status::infeasible) {
     write_infeasible(p, i, out);
   } else {
@@ -188,10 +187,10 @@ void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradien
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
 }
 
-#define FACTORMAX_INSTANTIATE(T)                                                                  \
-  template std::size_t workspace_bytes<T>(const Problem<T>&, Method);                             \
-  template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&,           \
-                               Batched<const T>, const Outputs<T>&, Control&);                    \
+#define FACTORMAX_INSTANTIATE(T)                                                        \
+  template std::size_t workspace_bytes<T>(const Problem<T>&, Method);                   \
+  template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&, \
+                               Batched<const T>, const Outputs<T>&, Control&);          \
   template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
 
 FACTORMAX_INSTANTIATE(float)

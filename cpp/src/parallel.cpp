@@ -106,8 +106,7 @@ class Pool {
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool); });
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool); });
   (void)registered;
   Pool* current = pool.load();
   if (current == nullptr) {

@@ -1,13 +1,11 @@
-// Graphs for the tests, the way the Python side compiles them, and the buffers of their solutions.
+// Graphs for the tests, the way the Python side compiles them.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <vector>
 
 #include "check.hpp"
-#include "factormax/batch.hpp"
+#include "factormax/problem.hpp"
 
 namespace factormax::test {
 
@@ -190,101 +188,64 @@ Graph<T> matching(int rows, int columns, RowKind kind) {
   return graph;
 }
 
-// The buffers of a solution, poisoned.
+// Random factors that a hidden assignment meets. Which factors, and over which variables, depends
+// on the seed alone; their numbers depend on which variables are present, too.
 template <class T>
-struct Solution {
-  int batch, n, pairs, dual;
-  std::vector<T> mu, mu_v, tau;
-  std::vector<std::int8_t> var_side, row_side;
-  std::vector<double> objective, primal_residual, dual_residual;
-  std::vector<std::int32_t> iterations, status;
-
-  Solution(const Graph<T>& graph, int batch_size, T poison = std::numeric_limits<T>::quiet_NaN())
-      : batch(batch_size),
-        n(graph.n),
-        pairs(graph.num_pairs()),
-        dual(graph.num_dual()),
-        mu(size(n), poison),
-        mu_v(size(pairs), poison),
-        tau(size(dual), poison),
-        var_side(size(n), 77),
-        row_side(size(dual), 77),
-        objective(batch, poison),
-        primal_residual(batch, poison),
-        dual_residual(batch, poison),
-        iterations(batch, -77),
-        status(batch, -77) {}
-
-  Outputs<T> outputs() {
-    return {{mu.data(), n},         {mu_v.data(), pairs},    {tau.data(), dual},
-            {var_side.data(), n},   {row_side.data(), dual}, objective.data(),
-            primal_residual.data(), dual_residual.data(),    iterations.data(),
-            status.data()};
+Graph<T> logic(std::uint64_t seed, int n, int factors,
+               const std::vector<std::uint8_t>& present = {}) {
+  Random random(seed);
+  Graph<T> graph(n);
+  std::vector<int> order(n), truth(n);
+  for (int j = 0; j < n; ++j) order[j] = j;
+  for (int& value : truth) value = random.flip();
+  for (int f = 0; f < factors; ++f) {
+    const int d = random.integer(2, std::min(6, n)), kind = random.integer(0, 3);
+    const bool weighted = random.integer(0, 3) == 0;
+    std::vector<Literal> literals;
+    std::vector<T> weights;
+    int last = -1, on = 0;  // among those present: the last one, how many are on
+    T load = 0, total = 0;
+    bool last_on = false;
+    for (int k = 0; k < d; ++k) {
+      std::swap(order[k], order[random.integer(k, n - 1)]);
+      const bool negated = random.integer(0, 3) == 0;
+      const int weight = random.integer(1, 4), j = order[k];
+      const bool here = present.empty() || present[j] != 0;
+      literals.push_back({j, negated});
+      weights.push_back(here ? (weighted ? T(weight) : T(1)) : T(0));
+      if (!here) continue;
+      last = k;
+      last_on = (truth[j] != 0) != negated;
+      on += last_on;
+      load += last_on ? weights[k] : T(0);
+      total += weights[k];
+    }
+    const RowKind less = total > 0 ? RowKind::inequality : RowKind::absent;
+    if (kind == 0) {  // Xor, Exactly
+      graph.row(literals, weights, load, total > 0 ? RowKind::equality : RowKind::absent);
+    } else if (kind == 1) {  // AtMostOne, Budget, Knapsack
+      graph.row(literals, weights, std::max(load, std::floor(total / 2)), less);
+    } else if (kind == 2) {  // Or
+      for (T& weight : weights) weight = -weight;
+      graph.row(literals, weights, -std::min(load, T(1)), less);
+    } else {
+      const bool any = on > static_cast<int>(last_on);
+      if (last >= 0 && any != last_on) literals[last].negated = !literals[last].negated;
+      graph.or_out(literals, present);
+    }
   }
-
-  Status status_of(int i) const { return static_cast<Status>(status[i]); }
-
-  // Bit for bit, so that NaN equals NaN.
-  bool same_as(const Solution& other) const {
-    const auto same = [](const auto& a, const auto& b) {
-      return a.size() == b.size() &&
-             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0);
-    };
-    return same(mu, other.mu) && same(mu_v, other.mu_v) && same(tau, other.tau) &&
-           same(var_side, other.var_side) && same(row_side, other.row_side) &&
-           same(objective, other.objective) && same(primal_residual, other.primal_residual) &&
-           same(dual_residual, other.dual_residual) && same(iterations, other.iterations) &&
-           same(status, other.status);
-  }
-
- private:
-  std::size_t size(int columns) const { return static_cast<std::size_t>(batch) * columns; }
-};
-
-template <class T>
-void solve_into(Graph<T>& graph, Method method, const Options& options, Solution<T>& out,
-                Batched<const T> warm = {}) {
-  Control control;
-  const Outputs<T> outputs = out.outputs();
-  solve_batch<T>(graph.problem(), out.batch, method, options, warm, outputs, control);
+  return graph;
 }
 
 template <class T>
-Solution<T> solve(Graph<T>& graph, int batch, Method method, const Options& options) {
-  Solution<T> out(graph, batch);
-  solve_into(graph, method, options, out);
-  return out;
-}
-
-// The gradients of a batch, poisoned as well.
-template <class T>
-struct Gradient {
-  std::vector<T> eta_u, eta_v;
-  std::vector<double> residual;
-};
-
-// grad_mu: (batch, n), grad_mu_v: (batch, P). The solution is of as many instances, or of one.
-template <class T>
-Gradient<T> vjp(Graph<T>& graph, const Solution<T>& at, int batch, const std::vector<T>& grad_mu,
-                const std::vector<T>& grad_mu_v) {
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  Gradient<T> out{std::vector<T>(static_cast<std::size_t>(batch) * at.n, nan),
-                  std::vector<T>(static_cast<std::size_t>(batch) * at.pairs, nan),
-                  std::vector<double>(batch, nan)};
-  const bool shared = at.batch == 1;
-  const std::vector<std::int32_t> status(batch, at.status[0]);
-  BatchGradients<T> grads;
-  grads.grad_mu = {grad_mu.data(), at.n};
-  grads.grad_mu_v = {grad_mu_v.data(), at.pairs};
-  grads.var_side = {at.var_side.data(), shared ? 0 : at.n};
-  grads.row_side = {at.row_side.data(), shared ? 0 : at.dual};
-  grads.status = shared ? status.data() : at.status.data();
-  grads.grad_eta_u = {out.eta_u.data(), at.n};
-  grads.grad_eta_v = {out.eta_v.data(), at.pairs};
-  grads.residual = out.residual.data();
-  Control control;
-  vjp_batch<T>(graph.problem(), batch, grads, control);
-  return out;
+Graph<T> random_pairs(Random& random, int n, int pairs) {
+  Graph<T> graph(n);
+  for (int q = 0; q < pairs; ++q) {
+    const int a = random.integer(0, n - 1);
+    const int b = (a + random.integer(1, n - 1)) % n;
+    graph.pair({a, random.integer(0, 3) == 0}, {b, random.integer(0, 3) == 0});
+  }
+  return graph;
 }
 
 }  // namespace factormax::test

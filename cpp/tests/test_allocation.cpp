@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "factormax/parallel.hpp"
-#include "graph.hpp"
+#include "solution.hpp"
 
 namespace {
 

@@ -65,7 +65,7 @@ struct Row {
                        static_cast<long double>(std::fabs(w[k]) * std::min(std::fabs(y[k]), h[k])));
       if (z > -blur && z < h[k] + blur) moving += std::fabs(w[k]) * blur;
     }
-    return 16 * eps * terms + 2 * moving;
+    return (16 + size() / 16) * eps * terms + 2 * moving;
   }
 };
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "factormax/parallel.hpp"
-#include "graph.hpp"
+#include "solution.hpp"
 
 namespace {
 
@@ -153,8 +153,7 @@ void test_fork() {
   set_num_threads(0);
 }
 
-// ---- Control
-// -------------------------------------------------------------------------------------
+// ---- Control -------------------------------------------------------------------------
 
 std::atomic<int> polls{0};
 std::atomic<int> polls_allowed{0};

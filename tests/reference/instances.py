@@ -14,7 +14,7 @@ import clarabel
 import numpy as np
 import scipy.sparse as sp
 
-from factormax.reference import DenseProblem, from_compiled
+from factormax.reference import Compiled, DenseProblem, from_compiled
 from factormax.reference.rows import EQUALITY, INEQUALITY
 
 
@@ -90,21 +90,7 @@ def literal_rows(factor: Factor) -> list[tuple[dict[int, float], float, int]]:
     raise AssertionError(factor.name)
 
 
-@dataclass(frozen=True)
-class CompiledArrays:
-    num_variables: int
-    row_ptr: np.ndarray
-    col: np.ndarray
-    coef: np.ndarray
-    rhs: np.ndarray
-    kind: np.ndarray
-    pairs: np.ndarray
-    pair_negated: np.ndarray
-    block_ptr: np.ndarray
-    block_kind: np.ndarray
-
-
-def compile_graph(graph: Graph) -> CompiledArrays:
+def compile_graph(graph: Graph) -> Compiled:
     """What the real compiler makes, for one instance without a mask."""
     col, coef, rhs, kind, row_ptr, block_ptr = [], [], [], [], [0], [0]
     for factor in graph.factors:
@@ -119,7 +105,7 @@ def compile_graph(graph: Graph) -> CompiledArrays:
             kind.append(row_kind)
             row_ptr.append(len(col))
         block_ptr.append(len(rhs))
-    return CompiledArrays(
+    return Compiled(
         num_variables=len(graph.eta_u),
         row_ptr=np.array(row_ptr, np.int32),
         col=np.array([col], np.int32),

@@ -87,6 +87,27 @@ def test_small_system_in_its_dual_form():
         np.testing.assert_allclose(vjp(problem, tau, d).eta_u, free * (d - A.T @ t), atol=1e-10)
 
 
+def test_equals_the_projector_of_the_link_form():
+    # docs/math.md (47): every factor by itself, under degree scaling, and the eigenvalue 1
+    for graph, _ in feasible_graphs(6, 10, n=8, num_factors=4, num_pairs=4, scale=0.7):
+        problem = graph.problem()
+        _, tau = solve(problem)
+        free, tight = face(problem, tau)
+        deg = np.zeros(8)
+        for block in problem.blocks:
+            deg[list(block.links)] += 1
+        K = np.diag(np.where(deg == 0, free, 0.0))
+        for block in problem.blocks:
+            links, rows = list(block.links), [r for r in block.rows if tight[r]]
+            delta = np.sqrt(deg[links])
+            A = problem.A[np.ix_(rows, links)] * delta * free[links]
+            local = np.diag(free[links].astype(float)) - np.linalg.pinv(A, 1e-10) @ A
+            K[np.ix_(links, links)] += local / np.outer(delta, delta)
+        eigenvalues, vectors = np.linalg.eigh(K)
+        fixed = vectors[:, eigenvalues > 1 - 1e-9]
+        np.testing.assert_allclose(fixed @ fixed.T, jacobian(problem, tau), atol=1e-10)
+
+
 # ------------------------------------------------------------------------------------------
 # Corners: multipliers are not unique, and may put z on the edge of the box
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from factormax.reference import from_compiled, pair_values, solve
+from factormax.reference import admm, from_compiled, pair_values, solve
 
 from .instances import NAMES, Factor, Graph, allows, compile_graph, random_factor
 
@@ -109,6 +109,19 @@ def test_or_out_whose_output_is_masked_ends_with_the_last_that_remains():
     assert block.links == (0, 1)
     assert block.rows == (0, 2)
     np.testing.assert_allclose(solve(problem)[0], [0.4, 0.4], atol=1e-12)
+
+
+def test_or_out_with_one_input_may_be_one_equality():
+    compiled = dataclasses.replace(
+        compile_graph(Graph(np.zeros(2), (Factor("OrOut", (0, 1), (False, True)),))),
+        kind=np.array([[0, 2]], np.int8),
+    )
+    problem = from_compiled(compiled, 0, np.array([0.2, 0.6]), NONE)
+    (block,) = problem.blocks
+    assert block.links == (0, 1)
+    assert not block.or_out
+    np.testing.assert_allclose(solve(problem)[0], [0.3, 0.7], atol=1e-12)
+    np.testing.assert_allclose(admm(problem).mu, [0.3, 0.7], atol=1e-8)
 
 
 def test_a_score_that_is_not_finite_raises():

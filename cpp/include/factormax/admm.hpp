@@ -1,5 +1,5 @@
-// The paper's Algorithm 1 with its errata corrected, docs/math.md (ADMM). Every factor keeps its own
-// scaled copy v of its variables, and solves its local problem in closed form.
+// The paper's Algorithm 1 with its errata corrected, docs/math.md (ADMM). Every factor keeps its
+// own scaled copy v of its variables, and solves its local problem in closed form.
 #pragma once
 
 #include "factormax/dual.hpp"
@@ -63,6 +63,8 @@ class AdmmSolver {
     }
     if (result.status == Status::max_iter && infeasible()) result.status = Status::infeasible;
     reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
+    row_products(p, point_.mu.data, point_.g.data);
+    for (int r = 0; r < p.m; ++r) point_.g[r] = p.scale[r] * (p.rhs[r] - point_.g[r]);
     return result;
   }
 
@@ -73,7 +75,8 @@ class AdmmSolver {
 
   void start(const T* warm) {
     const Instance<T>& p = *p_;
-    for (int r = 0; r < p.m; ++r) point_.x[r] = warm == nullptr ? T(0) : warm[p.row[r]] / p.scale[r];
+    for (int r = 0; r < p.m; ++r)
+      point_.x[r] = warm == nullptr ? T(0) : warm[p.row[r]] / p.scale[r];
     copy(Span<const T>(point_.x), mark_.first(p.m));
     fill(delta_.first(p.n), T(0));
     fill(lam_, T(0));
@@ -164,10 +167,10 @@ class AdmmSolver {
   const Instance<T>* p_ = nullptr;
   T gamma_ = 1;
   DualPoint<T> point_;
-  Span<T> lam_, copy_;                      // per link
-  Span<T> delta_, base_, average_;          // per variable
-  Span<T> mark_, ray_;                      // per row
-  Span<T> y_, w_, h_, v_, t_, d_;           // one block
+  Span<T> lam_, copy_;              // per link
+  Span<T> delta_, base_, average_;  // per variable
+  Span<T> mark_, ray_;              // per row
+  Span<T> y_, w_, h_, v_, t_, d_;   // one block
   Span<std::int32_t> order_;
 };
 

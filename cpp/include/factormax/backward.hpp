@@ -8,9 +8,10 @@
 
 namespace factormax {
 
-// Sides of variables and rows at the solution. Within `margin` of a bound counts as at the bound:
-// at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge of their
-// set, where a variable looks free by no more than its error.
+// Sides of variables and rows at the solution. In doubt a variable is clipped and a row is tight,
+// which gives the derivative wherever there is one, docs/math.md (which side). The margin is there
+// because at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge
+// of their set, where a variable looks free by no more than its error.
 template <class T>
 void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T residual,
               std::int8_t* var_side, std::int8_t* row_side) {
@@ -24,12 +25,13 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
     var_side[p.var[j]] = static_cast<std::int8_t>(side);
   }
   for (int r = 0; r < p.m; ++r) {
+    const T slack = at.g[r] * p.norm[r];  // b - a . mu
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
-    Side side = low ? Side::lower : high ? Side::upper : Side::interior;
-    if (low && high) {  // a pair with hardly any score: is its row violated?
-      T product = 0;
-      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) product += p.coef[k] * at.mu[p.col[k]];
-      side = product > p.rhs[r] ? Side::upper : Side::lower;
+    Side side = Side::interior;
+    if (low && high) {  // a pair with hardly any score
+      side = slack < 0 ? Side::upper : Side::lower;
+    } else if ((low || high) && std::fabs(slack) > margin) {
+      side = low ? Side::lower : Side::upper;
     }
     row_side[p.row[r]] = static_cast<std::int8_t>(side);
   }
@@ -103,7 +105,8 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);
     const bool upper = row_side[problem.num_rows + q] == at_upper;
-    const T y1 = pair.sign1 * grads.grad_eta_u[pair.j1], y2 = pair.sign2 * grads.grad_eta_u[pair.j2];
+    const T y1 = pair.sign1 * grads.grad_eta_u[pair.j1],
+            y2 = pair.sign2 * grads.grad_eta_u[pair.j2];
     T grad = 0;
     if (present(pair)) grad = score[q] >= 0 ? (upper ? y1 : y2) : (upper ? y1 + y2 : T(0));
     grads.grad_eta_v[q] = grad;

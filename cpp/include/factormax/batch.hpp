@@ -18,14 +18,14 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
 
 template <class T>
 struct BatchGradients {
-  Batched<const T> grad_mu;                  // (n,)
-  Batched<const T> grad_mu_v;                // (P,)
-  Batched<const std::int8_t> var_side;       // (n,)
-  Batched<const std::int8_t> row_side;       // (R + P,)
-  const std::int32_t* status = nullptr;      // (B,) of the solve: infeasible instances get 0
-  Batched<T> grad_eta_u;                     // (n,)
-  Batched<T> grad_eta_v;                     // (P,)
-  double* residual = nullptr;                // (B,) of the reduced system, relative
+  Batched<const T> grad_mu;              // (n,)
+  Batched<const T> grad_mu_v;            // (P,)
+  Batched<const std::int8_t> var_side;   // (n,)
+  Batched<const std::int8_t> row_side;   // (R + P,)
+  const std::int32_t* status = nullptr;  // (B,) of the solve: infeasible instances get 0
+  Batched<T> grad_eta_u;                 // (n,)
+  Batched<T> grad_eta_v;                 // (P,)
+  double* residual = nullptr;            // (B,) of the reduced system, relative
 };
 
 template <class T>

@@ -1,7 +1,5 @@
 // Projected L-BFGS on the compact dual, with an exact finish. docs/math.md (compact dual).
 #pragma once
-#include <cstdio>
-#include <cstdlib>
 
 #include "factormax/dual.hpp"
 #include "factormax/farkas.hpp"
@@ -11,7 +9,6 @@
 #include "factormax/local/or_out.hpp"
 #include "factormax/reduced.hpp"
 
-static const bool kTrace = getenv("FM_TRACE") != nullptr;
 namespace factormax {
 
 template <class T>
@@ -148,7 +145,6 @@ class CompactSolver {
           stable_ = patience = 1;
           continue;
         }
-        if (kTrace) fprintf(stderr,"newton failed %d\n",attempted_);
         result.iterations += attempted_;
         patience *= 2;
       }
@@ -156,10 +152,11 @@ class CompactSolver {
         fall_back_at = std::numeric_limits<int>::max();
         fall_back();
         residual = assess();
+        stable_ = patience;  // try the finish at once,
+        far_ = true;         // and whether the multipliers prove infeasibility
         continue;
       }
       const int passes = descend(max_iter - result.iterations);
-      if (kTrace) fprintf(stderr,"%d passes %d residual %g stable %d phi %.12g\n",result.iterations,passes,double(residual),stable_,double(now_.phi));
       if (passes < 0) break;
       result.iterations += passes;
       residual = assess();
@@ -358,8 +355,6 @@ class CompactSolver {
     ++result_.iterations;
     std::swap(now_, next_);
     lbfgs_.reset(p.m);
-    stable_ = 100;  // try the finish at once
-    far_ = true;    // and whether the multipliers prove infeasibility
   }
 
   // The exact finish: guess the active set from x - g, put the other multipliers on their bounds,
@@ -397,8 +392,10 @@ class CompactSolver {
     } else {
       fill(direction_, T(0));
     }
-    for (int i = 0; i < system_.count; ++i) direction_[i] = -now_.g[system_.active[i]] - direction_[i];
-    system_.solve(Span<const T>(direction_), std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-4));
+    for (int i = 0; i < system_.count; ++i)
+      direction_[i] = -now_.g[system_.active[i]] - direction_[i];
+    system_.solve(Span<const T>(direction_),
+                  std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-4));
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
       const T delta = system_.solution[i];

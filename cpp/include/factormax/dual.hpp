@@ -119,7 +119,8 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
 
 // z = eta - A^T tau
 template <class T>
-FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z, Span<T> work) {
+FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z,
+                                     Span<T> work) {
   std::copy(p.eta.data, p.eta.data + p.n, z.data);
   add_rows(p, T(-1), x.data, z.data, work.data);
 }

@@ -30,23 +30,23 @@ struct Tile {
 
 template <class T>
 struct Instance {
-  int n = 0;           // variables present
-  int m = 0;           // rows present
-  int hard = 0;        // the first `hard` rows are constraints, the others are soft (pairs)
-  int num_blocks = 0;  // factors present
+  int n = 0;               // variables present
+  int m = 0;               // rows present
+  int hard = 0;            // the first `hard` rows are constraints, the others are soft (pairs)
+  int num_blocks = 0;      // factors present
   bool consistent = true;  // false: some row alone can't hold
   T largest_score = 0;
 
-  Span<std::int32_t> ptr;   // (m + 1,)
-  Span<std::int32_t> col;   // variable of an entry
+  Span<std::int32_t> ptr;  // (m + 1,)
+  Span<std::int32_t> col;  // variable of an entry
   Span<T> coef;
   Span<T> rhs;
-  Span<T> lo, hi;           // bounds of the scaled multiplier x = ||a|| tau
-  Span<T> scale;            // 1 / ||a||
-  Span<T> eta;              // scores, with the linear part of the pairs
-  Span<T> pair_shift;       // (m - hard,) the linear part that soft row added to its second variable
-  Span<std::int32_t> var;   // variable of the Problem
-  Span<std::int32_t> row;   // row of the Problem (R + p for pair p)
+  Span<T> lo, hi;          // bounds of the scaled multiplier x = ||a|| tau
+  Span<T> scale;           // 1 / ||a||
+  Span<T> eta;             // scores, with the linear part of the pairs
+  Span<T> pair_shift;      // (m - hard,) the linear part that soft row added to its second variable
+  Span<std::int32_t> var;  // variable of the Problem
+  Span<std::int32_t> row;  // row of the Problem (R + p for pair p)
   Span<Block> block;
 
   Span<std::int32_t> new_var;  // inverse of `var`, -1 where masked
@@ -233,7 +233,9 @@ struct Instance {
         ptr[++m] = e;
       }
       if (m > first) {
-        block[num_blocks++] = {static_cast<BlockKind>(p.block_kind[f]), first, m - first, f};
+        const bool one = m - first == 1;
+        const auto kind = one ? BlockKind::row : static_cast<BlockKind>(p.block_kind[f]);
+        block[num_blocks++] = {kind, first, m - first, f};
       }
     }
   }

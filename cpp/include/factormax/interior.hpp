@@ -67,7 +67,7 @@ class InteriorPoint {
       }
       direction();
       const T length = std::min(T(1), T(0.995) * longest_step());
-      if (!(length > 0)) break;
+      if (!(length > 0) || !finite()) break;  // rounding has the better of it: keep the last point
       advance(length);
     }
     return step;
@@ -76,14 +76,14 @@ class InteriorPoint {
  private:
   bool has_slack(int r) const { return p_->lo[r] == 0; }
   bool has_excess(int r) const { return p_->is_soft(r); }
-  T below(int r) const { return x_[r]; }             // distance of the multiplier from 0
+  T below(int r) const { return x_[r]; }              // distance of the multiplier from 0
   T above(int r) const { return p_->hi[r] - x_[r]; }  // and from its upper bound
 
   void start() {
     const Instance<T>& p = *p_;
     T size = 1;
     for (int j = 0; j < p.n; ++j) size = std::max(size, std::fabs(p.eta[j]));
-    tolerance_ = 4 * std::numeric_limits<T>::epsilon() * size;
+    tolerance_ = 16 * std::numeric_limits<T>::epsilon() * size;
     for (int j = 0; j < p.n; ++j) {
       mu_[j] = T(0.5);
       alpha_[j] = beta_[j] = size;
@@ -247,6 +247,14 @@ class InteriorPoint {
     return t;
   }
 
+  bool finite() const {
+    T sum = 0;
+    for (int r = 0; r < p_->m; ++r)
+      sum += std::fabs(d_x_[r]) + std::fabs(d_s_[r]) + std::fabs(d_xi_[r]);
+    for (int j = 0; j < p_->n; ++j) sum += std::fabs(d_mu_[j]);
+    return std::isfinite(sum);
+  }
+
   void advance(T t) {
     const Instance<T>& p = *p_;
     const Span<T> vars[] = {mu_, alpha_, beta_};
@@ -260,9 +268,9 @@ class InteriorPoint {
   const Instance<T>* p_ = nullptr;
   Span<T> x_;
   T tolerance_ = 0;
-  Span<T> mu_, alpha_, beta_, s_, xi_;                 // the point
+  Span<T> mu_, alpha_, beta_, s_, xi_;                  // the point
   Span<T> d_mu_, d_alpha_, d_beta_, d_x_, d_s_, d_xi_;  // its direction
-  Span<T> c_alpha_, c_beta_, c_s_, c_xi_;              // wanted changes of the products
+  Span<T> c_alpha_, c_beta_, c_s_, c_xi_;               // wanted changes of the products
   Span<T> primal_, dual_, rho_, pi_, weight_, work_, matrix_;
 };
 

@@ -28,7 +28,8 @@ class Lbfgs {
   bool empty() const { return count_ == 0; }
 
   // Remembers the step from (x0, g0) to (x1, g1).
-  FACTORMAX_VECTOR void push(Span<const T> x0, Span<const T> g0, Span<const T> x1, Span<const T> g1) {
+  FACTORMAX_VECTOR void push(Span<const T> x0, Span<const T> g0, Span<const T> x1,
+                             Span<const T> g1) {
     T sy = 0, ss = 0, yy = 0;
     T *s = s_[head_].data, *y = y_[head_].data;
 #pragma omp simd reduction(+ : sy, ss, yy)

@@ -35,7 +35,9 @@ struct Batched {
   T* data = nullptr;
   std::int64_t stride = 0;
 
-  T* at(std::int64_t instance) const { return data == nullptr ? nullptr : data + instance * stride; }
+  T* at(std::int64_t instance) const {
+    return data == nullptr ? nullptr : data + instance * stride;
+  }
 };
 
 // The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one a factor).
@@ -46,19 +48,19 @@ struct Problem {
   int num_entries = 0;
   int num_pairs = 0;
   int num_blocks = 0;
-  const std::int32_t* row_ptr = nullptr;          // (R + 1,)
-  Batched<const std::int32_t> col;                // (nnz,)
-  Batched<const T> coef;                          // (nnz,)
-  Batched<const T> rhs;                           // (R,)
-  Batched<const std::int8_t> kind;                // (R,)  RowKind
-  const std::int32_t* pair_var = nullptr;         // (P, 2)
-  const std::uint8_t* pair_negated = nullptr;     // (P, 2)
-  const std::int32_t* block_ptr = nullptr;        // (F + 1,)
-  const std::int8_t* block_kind = nullptr;        // (F,)  BlockKind
-  const std::uint8_t* block_isolated = nullptr;   // (F + P,)  shares no variable with another
-  Batched<const std::uint8_t> mask;               // (n,)  optional; 0: not in the problem
-  Batched<const T> eta_u;                         // (n,)
-  Batched<const T> eta_v;                         // (P,)
+  const std::int32_t* row_ptr = nullptr;         // (R + 1,)
+  Batched<const std::int32_t> col;               // (nnz,)
+  Batched<const T> coef;                         // (nnz,)
+  Batched<const T> rhs;                          // (R,)
+  Batched<const std::int8_t> kind;               // (R,)  RowKind
+  const std::int32_t* pair_var = nullptr;        // (P, 2)
+  const std::uint8_t* pair_negated = nullptr;    // (P, 2)
+  const std::int32_t* block_ptr = nullptr;       // (F + 1,)
+  const std::int8_t* block_kind = nullptr;       // (F,)  BlockKind
+  const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
+  Batched<const std::uint8_t> mask;              // (n,)  optional; 0: not in the problem
+  Batched<const T> eta_u;                        // (n,)
+  Batched<const T> eta_v;                        // (P,)
 
   int num_dual() const { return num_rows + num_pairs; }
 };

@@ -89,8 +89,8 @@ class ReducedSystem {
     cholesky_solve(solution);
   }
 
-  // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted` relative
-  // to the largest entry of rhs; returns the residual reached, absolute.
+  // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted`
+  // relative to the largest entry of rhs; returns the residual reached, absolute.
   T solve(Span<const T> rhs, T wanted) {
     if (count == 0) return 0;
     const T goal = wanted * max_abs(rhs.first(count));

@@ -28,7 +28,8 @@ class Workspace {
  public:
   Workspace() = default;
   // `valid()` is false if the memory could not be had.
-  explicit Workspace(std::size_t bytes) : memory_(new (std::nothrow) unsigned char[bytes + kAlign]) {
+  explicit Workspace(std::size_t bytes)
+      : memory_(new (std::nothrow) unsigned char[bytes + kAlign]) {
     if (memory_ == nullptr) return;
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
     base_ = memory_.get() + (kAlign - address % kAlign) % kAlign;

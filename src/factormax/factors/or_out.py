@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.factors.base import ABSENT, INEQUALITY, OR_OUT, Factor, Group, RowBlocks
+from factormax.factors.base import ABSENT, EQUALITY, INEQUALITY, OR_OUT, Factor, Group, RowBlocks
 from factormax.variable import Variable
 
 __all__ = ["OrOut"]
@@ -63,13 +63,17 @@ class OrOut(Factor):
         sum_rhs = negated_inputs.sum(axis=-1, keepdims=True) - out_negated * 1.0
         sum_here = group.count[..., None] > 0
 
+        # With a single input the output equals it: one equality instead of two inequalities.
+        single = group.count[..., None] == 2
+        sum_kind = np.where(single, EQUALITY, np.where(sum_here, INEQUALITY, ABSENT))
+        pair_kind = np.where(pair_here & ~single, INEQUALITY, ABSENT)
+
         rhs = np.concatenate([np.broadcast_to(pair_rhs, pair_here.shape), sum_rhs], axis=-1)
-        here = np.concatenate([pair_here, sum_here], axis=-1)
         return RowBlocks(
             lengths=np.array([2] * (d - 1) + [d]),
             col=np.concatenate([pair_col.reshape(lead, k, 2 * (d - 1)), index], axis=-1),
             coef=np.concatenate([pair_coef.reshape(lead, k, 2 * (d - 1)), sum_coef], axis=-1),
             rhs=rhs,
-            kind=np.where(here, INEQUALITY, ABSENT).astype(np.int8),
+            kind=np.concatenate([pair_kind, sum_kind], axis=-1).astype(np.int8),
             block_kind=OR_OUT,
         )

@@ -51,7 +51,7 @@ def pair_values(problem: DenseProblem, mu: Vector) -> Vector:
 
 
 def objective(problem: DenseProblem, mu: Vector) -> float:
-    r"""$\langle\eta,\mu\rangle + \langle s, \beta\rangle - \tfrac12\|\mu\|^2$, docs/math.md (16)."""
+    r"""The value $\langle\eta,\mu\rangle + \langle s,\beta\rangle - \tfrac12\|\mu\|^2$: (16)."""
     earned = problem.pairs.eta_v @ pair_values(problem, mu)
     return float(problem.eta_u @ mu + earned - 0.5 * mu @ mu)
 

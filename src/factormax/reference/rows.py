@@ -8,7 +8,7 @@ multiplier $\tau \in [lo, hi]$: docs/math.md (6).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -135,29 +135,29 @@ class DenseProblem:
         return full
 
 
-class Compiled(Protocol):
+@dataclass(frozen=True)
+class Compiled:
     """The index arrays of a compiled graph; a leading 1 is shared by all the instances."""
 
-    @property
-    def num_variables(self) -> int: ...
-    @property
-    def row_ptr(self) -> npt.NDArray[np.int32]: ...  # (R + 1,)
-    @property
-    def col(self) -> npt.NDArray[np.int32]: ...  # (1 | B, nnz)
-    @property
-    def coef(self) -> Matrix: ...  # (1 | B, nnz)
-    @property
-    def rhs(self) -> Matrix: ...  # (1 | B, R)
-    @property
-    def kind(self) -> npt.NDArray[np.int8]: ...  # (1 | B, R)
-    @property
-    def pairs(self) -> npt.NDArray[np.int32]: ...  # (P, 2)
-    @property
-    def pair_negated(self) -> npt.NDArray[np.bool_]: ...  # (P, 2)
-    @property
-    def block_ptr(self) -> npt.NDArray[np.int32]: ...  # (F + 1,)
-    @property
-    def block_kind(self) -> npt.NDArray[np.int8]: ...  # (F,)
+    num_variables: int
+    row_ptr: npt.NDArray[np.int32]
+    """(R + 1,): where the entries of each hard row begin."""
+    col: npt.NDArray[np.int32]
+    """(1 | B, nnz): the variable of each entry."""
+    coef: Matrix
+    """(1 | B, nnz): its coefficient."""
+    rhs: Matrix
+    """(1 | B, R): right-hand sides, for the variables that remain under the mask."""
+    kind: npt.NDArray[np.int8]
+    """(1 | B, R): ABSENT, INEQUALITY or EQUALITY."""
+    pairs: npt.NDArray[np.int32]
+    """(P, 2): the variables of each pair."""
+    pair_negated: npt.NDArray[np.bool_]
+    """(P, 2): which of them are negated."""
+    block_ptr: npt.NDArray[np.int32]
+    """(F + 1,): where the rows of each factor begin."""
+    block_kind: npt.NDArray[np.int8]
+    """(F,): ONE_ROW, or OR_OUT: rows (input, output), then the sum row, the output last."""
 
 
 def from_compiled(
@@ -256,7 +256,7 @@ def _hard_blocks(
     for f, is_or_out in enumerate(compiled.block_kind == OR_OUT):
         rows = range(compiled.block_ptr[f], compiled.block_ptr[f + 1])
         present = tuple(r for r in rows if kind[r] != ABSENT)
-        if not is_or_out:
+        if not is_or_out or len(present) == 1:  # an OrOut of one row: ℓ₁ = ℓₒ, or ℓₒ ≤ 0
             # A variable that the factor names twice is one link, with both coefficients.
             blocks += [Block((r,), tuple(dict.fromkeys(j for j, _ in entries[r]))) for r in present]
         elif present:

@@ -13,8 +13,8 @@
 
 namespace factormax::local {
 
-// y, delta, v, t: (d,), the output last. t[i], i < d - 1: multiplier of l_i <= l_d; t[d - 1]: of A2.
-// w, h: (d,) and order: (d,) are scratch.
+// y, delta, v, t: (d,), the output last. t[i], i < d - 1: multiplier of l_i <= l_d; t[d - 1]: of
+// A2. w, h: (d,) and order: (d,) are scratch.
 template <class T>
 void or_out(Span<const T> y, Span<const T> delta, Span<T> v, Span<T> t, Span<T> w, Span<T> h,
             Span<std::int32_t> order) {
@@ -34,9 +34,8 @@ void or_out(Span<const T> y, Span<const T> delta, Span<T> v, Span<T> t, Span<T> 
 
   // The box and A1: pool the output with the largest inputs until the next one is below the pool.
   for (int k = 0; k < out; ++k) order[k] = k;
-  std::sort(order.begin(), order.begin() + out, [&](std::int32_t a, std::int32_t c) {
-    return delta[a] * y[a] > delta[c] * y[c];
-  });
+  std::sort(order.begin(), order.begin() + out,
+            [&](std::int32_t a, std::int32_t c) { return delta[a] * y[a] > delta[c] * y[c]; });
   T numerator = y[out] / delta[out], denominator = 1 / (delta[out] * delta[out]);
   int pooled = 0;
   while (pooled < out) {
@@ -55,7 +54,9 @@ void or_out(Span<const T> y, Span<const T> delta, Span<T> v, Span<T> t, Span<T> 
   v[out] = box(out, level / delta[out]);
   sum = 0;
   for (int k = 0; k < out; ++k) sum += delta[k] * v[k];
-  if (delta[out] * v[out] <= sum) return;
+  // Pooled with one input alone, the two sides are equal but for rounding.
+  const T rounding = 16 * std::numeric_limits<T>::epsilon() * (1 + sum);
+  if (delta[out] * v[out] <= sum + rounding) return;
 
   // A2 tight: one linear row, l_d - sum_i l_i = 0.
   fill(t, T(0));
