@@ -3,7 +3,7 @@
 Set B is set A after a rotation, a smooth deformation and some noise, in shuffled order. Pairs
 differ in size, and some points of either set have no partner. Every point of B carries a short
 random vector, and each point of A has to read the vector of its partner (zeros if it has none).
-That is the only training signal: the network is never told who matches whom.
+What it reads is the only training signal: the true matching serves to measure, not to train.
 
 Two copies of one small network start from the same weights and see the same data. They differ in
 the layer that turns scores into weights:
@@ -77,8 +77,9 @@ class Batch:
     b: Tensor  # (batch, n, 2)
     in_a: Tensor  # (batch, n), False on padding
     in_b: Tensor  # (batch, n)
-    truth: Tensor  # (batch, n, n + 1), 0/1; the last column is "no partner"
     values: Tensor  # (batch, n, 4), what the points of B carry
+    wanted: Tensor  # (batch, n, 4), what the points of A should read
+    truth: Tensor  # (batch, n, n + 1), 0/1, "no partner" last; for measuring only
 
     @property
     def mask(self) -> Tensor:
@@ -111,7 +112,8 @@ def make_batch(size: int, random: torch.Generator) -> Batch:
     partner = (order[:, None, :] == place[:, None]) & common[:, :, None]
     alone = in_a & ~common
     truth = torch.cat([partner, alone[..., None]], dim=2).float()
-    return Batch(a, b, in_a, in_b, truth, normal(n, 4))
+    values = normal(n, 4)
+    return Batch(a, b, in_a, in_b, values, partner.float() @ values, truth)
 
 
 def rotate(points: Tensor, angle: Tensor) -> Tensor:
@@ -179,8 +181,8 @@ class Matcher(nn.Module):
 
 
 def reading_loss(weights: Tensor, batch: Batch) -> Tensor:
-    """How far what each point of A reads is from what its partner carries."""
-    errors = (weights - batch.truth)[:, :, :-1] @ batch.values
+    """The mean squared distance of what the points of A read from what they should read."""
+    errors = weights[:, :, :-1] @ batch.values - batch.wanted
     return (errors**2).sum() / batch.in_a.sum()
 
 

@@ -23,7 +23,7 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["solve"]
+__all__ = ["numbers_of", "solve"]
 
 
 def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
@@ -31,7 +31,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     batch_shape = graph.known_batch_shape()
     batch = math.prod(batch_shape)
     wiring = graph.wiring()
-    numbers = _numbers(graph, batch_shape)
+    numbers = numbers_of(graph, batch_shape)
     layout = [(t.name, t.shape) for t in graph.tensors]
     check_scores(numbers.eta_u, numbers.mask, layout, batch_shape)
     pairs = graph.pairs()
@@ -95,7 +95,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     return solution
 
 
-def _numbers(graph: FactorGraph, batch_shape: tuple[int, ...]) -> Numbers:
+def numbers_of(graph: FactorGraph, batch_shape: tuple[int, ...]) -> Numbers:
     batch = math.prod(batch_shape)
     dtype = _compute_dtype(graph)
     columns = [

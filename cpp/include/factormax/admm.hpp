@@ -1,4 +1,4 @@
-// The paper's Algorithm 1 with its errata corrected, docs/math.md (ADMM). Every factor keeps its
+// The paper's Algorithm 1 with its errata corrected, docs/math.md (34)-(38). Every factor keeps its
 // own scaled copy v of its variables, and solves its local problem in closed form.
 #pragma once
 

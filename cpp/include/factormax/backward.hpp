@@ -1,6 +1,6 @@
 // What the backward pass needs is decided here once, in `classify`, and used in `vjp`:
 //
-//   (A_I J A_I^T) t = A_I J d,   q = d - A_I^T t,   grad eta = J q,      docs/math.md (backward).
+//   (A_I J A_I^T) t = A_I J d,   q = d - A_I^T t,   grad eta = J q,      docs/math.md (42).
 #pragma once
 
 #include "factormax/dual.hpp"
@@ -9,7 +9,7 @@
 namespace factormax {
 
 // Sides of variables and rows at the solution. In doubt a variable is clipped and a row is tight,
-// which gives the derivative wherever there is one, docs/math.md (which side). The margin is there
+// which gives the derivative wherever there is one, docs/math.md (40). The margin is there
 // because at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge
 // of their set, where a variable looks free by no more than its error.
 template <class T>

@@ -1,4 +1,4 @@
-// Projected L-BFGS on the compact dual, with an exact finish. docs/math.md (compact dual).
+// Projected L-BFGS on the compact dual, with an exact finish. docs/math.md (19)-(22).
 #pragma once
 
 #include "factormax/dual.hpp"
@@ -358,7 +358,7 @@ class CompactSolver {
   }
 
   // The exact finish: guess the active set from x - g, put the other multipliers on their bounds,
-  // and solve for the rest, docs/math.md (exact finish).
+  // and solve for the rest, docs/math.md (21).
   bool newton_step(T residual, T tol) {
     const Instance<T>& p = *p_;
     attempted_ = 0;

@@ -1,4 +1,4 @@
-// The compact dual, docs/math.md (compact dual):
+// The compact dual, docs/math.md (12)-(14):
 //
 //   phi(tau) = sum_j h(z_j) + b . tau,   z = eta - A^T tau,   mu = clip(z, 0, 1),
 //   grad phi = b - A mu,

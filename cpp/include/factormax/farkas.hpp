@@ -1,4 +1,4 @@
-// A certificate that no point of the box meets the hard rows, docs/math.md (Farkas): multipliers y
+// A certificate that no point of the box meets the hard rows, docs/math.md (23): multipliers y
 // (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0.
 #pragma once
 

@@ -241,7 +241,7 @@ struct Instance {
   }
 
   // s * min(l1, l2) = s l2 - s max(0, l2 - l1) for s >= 0, and s * max(0, l1 + l2 - 1) otherwise:
-  // a linear term and a row whose violation costs |s|, docs/math.md (soft rows).
+  // a linear term and a row whose violation costs |s|, docs/math.md (9)-(11).
   void add_pairs(const Problem<T>& p, std::int64_t i) {
     const T* s = p.eta_v.at(i);
     for (int q = 0; q < p.num_pairs; ++q) {

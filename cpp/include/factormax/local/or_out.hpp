@@ -3,7 +3,7 @@
 //   min 1/2 ||v - y||^2  s.t.  0 <= v <= 1/delta,   l_i <= l_d (A1),   l_d <= sum_i l_i (A2),
 //
 // with l = delta * v. One of three holds: the box alone suffices; the box and A1 do; A2 is tight,
-// and then implies A1. docs/math.md derives the branches and their multipliers.
+// and then implies A1. The branches and their multipliers: docs/math.md (28)-(32).
 #pragma once
 
 #include <algorithm>
