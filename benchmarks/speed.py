@@ -54,9 +54,7 @@ def cvxpy_matching(n: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tenso
     mu, eta = cp.Variable((n, n)), cp.Parameter((n, n))
     constraints = [mu >= 0, cp.sum(mu, axis=1) == 1, cp.sum(mu, axis=0) <= 1]
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(mu - eta)), constraints)
-    layer = CvxpyLayer(
-        problem, [eta], [mu], solver_args={"solve_method": "Clarabel"}
-    )
+    layer = CvxpyLayer(problem, [eta], [mu], solver_args={"solve_method": "Clarabel"})
 
     def run(scores: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         (value,) = layer(scores)

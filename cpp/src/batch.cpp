@@ -85,17 +85,23 @@ template <class T>
 void write_solution(const Problem<T>& p, const Instance<T>& instance, const DualPoint<T>& at,
                     const Result& result, std::int64_t i, const Outputs<T>& out) {
   T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
+  const T residual = static_cast<T>(std::max(result.primal_residual, result.dual_residual));
+  std::int8_t* side = out.var_side.at(i);
+  classify(p, instance, at, residual, side, out.row_side.at(i));
   std::fill_n(mu, p.num_vars, T(0));
   std::fill_n(tau, p.num_dual(), T(0));
-  for (int j = 0; j < instance.n; ++j) mu[instance.var[j]] = at.mu[j];
+  for (int j = 0; j < instance.n; ++j) {
+    // What counts as clipped is exactly 0 or 1, so that value and gradient have one support.
+    const int v = instance.var[j];
+    const bool free = side[v] == static_cast<std::int8_t>(Side::interior);
+    mu[v] = free ? at.mu[j] : side[v] == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
+  }
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
   for (int q = 0; q < p.num_pairs; ++q) {
     const PairView<T> pair(p, q);
     const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
     mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
   }
-  const T residual = static_cast<T>(std::max(result.primal_residual, result.dual_residual));
-  classify(p, instance, at, residual, out.var_side.at(i), out.row_side.at(i));
   out.objective[i] = objective(p, i, mu, mu_v);
 }
 

@@ -171,19 +171,20 @@ Graph<T> stack(const std::vector<Graph<T>>& graphs) {
   return all;
 }
 
-// The rows and columns of a rows x columns grid sum to 1, or to at most 1.
+// The rows and columns of a rows x columns grid sum to 1, to at most 1, or, with a negative weight,
+// to at least 1.
 template <class T>
-Graph<T> matching(int rows, int columns, RowKind kind) {
+Graph<T> matching(int rows, int columns, RowKind kind, T weight = 1) {
   Graph<T> graph(rows * columns);
   for (int i = 0; i < rows; ++i) {
     std::vector<Literal> line;
     for (int k = 0; k < columns; ++k) line.push_back({i * columns + k});
-    graph.row(line, T(1), T(1), kind);
+    graph.row(line, weight, weight, kind);
   }
   for (int k = 0; k < columns; ++k) {
     std::vector<Literal> line;
     for (int i = 0; i < rows; ++i) line.push_back({i * columns + k});
-    graph.row(line, T(1), T(1), kind);
+    graph.row(line, weight, weight, kind);
   }
   return graph;
 }

@@ -38,7 +38,7 @@ void test_matching(std::uint64_t seed) {
       for (const RowKind kind : {RowKind::equality, RowKind::inequality}) {
         if (kind == RowKind::equality && rows != columns) continue;
         name_case("matching " + std::to_string(rows) + "x" + std::to_string(columns), scale);
-        Graph<T> graph = matching<T>(rows, columns, kind);
+        Graph<T> graph = matching<T>(rows, columns, kind, T(random.flip() ? 1 : -2));
         graph.normal_scores(random, 6, scale);
         const Solution<T> out = solve(graph, 6, Method::compact, tight<T>());
         check_all(graph, out, accuracy<T>);

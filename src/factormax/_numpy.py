@@ -185,7 +185,8 @@ def _collect(
         _require_shape(key.name, grad, (*batch_shape, *key.shape))
         sign = -1 if key.negated else 1
         flat = sign * grad.reshape(batch, key.size)
-        np.add.at(grad_mu, (slice(None), key.index.reshape(-1)), flat)
+        places: Any = (slice(None), key.index.reshape(-1))
+        np.add.at(grad_mu, places, flat)  # a slice may hold a variable twice
         return
     start = 0
     for f in pairs:

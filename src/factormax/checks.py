@@ -49,17 +49,15 @@ def check_scores(
     for name, shape in layout:
         size = math.prod(shape)
         if offset < size:
-            lead: tuple[int, ...] = ()
+            index = list(np.unravel_index(offset, shape)) if shape else []
             if batch_shape:
-                lead = tuple(map(int, np.unravel_index(instance, tuple(batch_shape))))
+                index = [*np.unravel_index(int(instance), tuple(batch_shape)), *index]
             elif len(scores) > 1:  # the batch dimensions are not known here
-                lead = (int(instance),)
-            place = np.unravel_index(offset, shape) if shape else ()
-            index = tuple(int(i) for i in (*lead, *place))
+                index = [instance, *index]
             what = "NaN" if np.isnan(number) else f"{number:+}"
             legal = "finite numbers or -inf" if allow_minus_inf else "finite numbers"
             raise ValueError(
-                f"{name}: scores must be {legal}, got {what} at index {index} "
+                f"{name}: scores must be {legal}, got {what} at index {tuple(map(int, index))} "
                 f"(batch dimensions first)."
             )
         offset -= size

@@ -8,8 +8,10 @@ depends on masks and parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -225,7 +227,7 @@ class CompiledGraph:
         return bundle.cls.lower(Group(bundle.index, bundle.negated, present, tuple(params)))
 
 
-def _stack(parts: list[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.generic]:
+def _stack(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     if not parts:
         return np.zeros((0, 2), dtype=dtype)
     return np.ascontiguousarray(np.concatenate(parts), dtype=dtype)
@@ -236,7 +238,7 @@ def _offsets(lengths: list[IndexArray]) -> npt.NDArray[np.int32]:
     return ends.astype(np.int32)
 
 
-def _join(parts: list[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.generic]:
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     """Concatenates `(1 | B, k, ...)` blocks to `(1 | B, total)`."""
     if not parts:
         return np.zeros((1, 0), dtype=dtype)

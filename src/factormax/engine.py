@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax import _core
+from factormax import _core as _typed_core
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 METHODS = {"auto": 0, "admm": 1}
+_core: Any = _typed_core  # its overloads are chosen by dtype, at run time
 ABSENT_SIDE = 2  # Side::absent of the core
 
 
@@ -223,18 +224,19 @@ def report_failures(raw: RawSolution, on_failure: str) -> None:
     if on_failure == "ignore" or not failed.any():
         return
     codes, counts = np.unique(raw.status[failed], return_counts=True)
-    parts = []
-    for code, count in zip(codes, counts, strict=True):
-        who = "" if failed.size == 1 else f"{count} of {failed.size} instances: "
-        parts.append(who + Status.from_code(int(code)).value)
-    if Status.MAX_ITER.code in codes:
-        worst = np.max(np.maximum(raw.primal_residual, raw.dual_residual)[failed])
-        parts.append(f"(largest residual {worst:.1e})")
-    message = " ".join(parts)
-    if on_failure == "raise":
-        infeasible = Status.INFEASIBLE.code in codes
-        raise (InfeasibleError if infeasible else NotConvergedError)(message)
-    _warn(message)
+    advice = [Status.from_code(int(code)).value for code in codes]
+    if on_failure == "warn":
+        # Without numbers, so that a training loop is told once and not at every step.
+        who = "" if failed.size == 1 else "Some instances were not solved (see solution.status). "
+        _warn(who + " ".join(advice))
+        return
+    parts = [
+        text if failed.size == 1 else f"{count} of {failed.size} instances: {text}"
+        for text, count in zip(advice, counts, strict=True)
+    ]
+    worst = np.max(np.maximum(raw.primal_residual, raw.dual_residual)[failed])
+    error = InfeasibleError if Status.INFEASIBLE.code in codes else NotConvergedError
+    raise error(f"{' '.join(parts)} (largest residual {worst:.1e})")
 
 
 def _warn(message: str) -> None:

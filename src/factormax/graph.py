@@ -60,8 +60,8 @@ class FactorGraph:
         >>> columns = fg.add(fm.AtMostOne(u, axis=0))
         >>> solution = fg.solve()
         >>> u.value.round(2)
-        array([[0.1, 0.9],
-               [0.9, 0.1]])
+        array([[0.35, 0.65],
+               [0.65, 0.35]])
     """
 
     def __init__(self, batch_dims: int = 0) -> None:
@@ -94,11 +94,10 @@ class FactorGraph:
             GraphError: if the scores are no numbers, or of another library than earlier ones.
         """
         label = name or self._default_name()
-        if not is_tensor(scores):
-            scores = np.asarray(scores)
-        self._check_library(label, scores)
-        _check_numbers(label, scores)
-        full = tuple(scores.shape)
+        given: Any = scores if is_tensor(scores) else np.asarray(scores)
+        self._check_library(label, given)
+        _check_numbers(label, given)
+        full = tuple(given.shape)
         k = self.batch_dims
         if len(full) < k:
             raise ShapeError(
@@ -114,7 +113,7 @@ class FactorGraph:
                 )
         if mask is not None:
             mask = _checked_mask(label, mask, full)
-        return self._append(label, tuple(int(s) for s in full[k:]), scores, mask)
+        return self._append(label, tuple(int(s) for s in full[k:]), given, mask)
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
         """Adds a tensor of binary variables with zero scores, of this shape in every instance."""

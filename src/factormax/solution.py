@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Solution"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Solution:
     r"""How a query ended, for each instance of the batch.
 
@@ -32,13 +32,13 @@ class Solution:
         multipliers: `(batch size, multipliers)`, what a warm start begins from.
     """
 
-    status_codes: Array = field(repr=False)
+    status_codes: Array
     iterations: Array
     primal_residual: Array
     dual_residual: Array
     objective: Array
-    multipliers: Array = field(repr=False)
-    differentiate: Callable[..., dict[Any, Any]] | None = field(default=None, repr=False)
+    multipliers: Array
+    differentiate: Callable[..., dict[Any, Any]] | None = None
 
     @property
     def converged(self) -> Array:
@@ -55,6 +55,19 @@ class Solution:
         for place in np.ndindex(codes.shape):
             statuses[place] = Status.from_code(int(codes[place]))
         return statuses
+
+    def __repr__(self) -> str:
+        codes, counts = np.unique(to_numpy(self.status_codes), return_counts=True)
+        passes = to_numpy(self.iterations)
+        most = int(passes.max()) if passes.size else 0
+        if passes.ndim == 0:
+            return f"<Solution: {self.status.name} after {most} iterations>"
+        states = [
+            f"{count} {Status.from_code(int(code)).name}"
+            for code, count in zip(codes, counts, strict=True)
+        ]
+        what = ", ".join(states) or "no instances"
+        return f"<Solution: {what} after at most {most} iterations>"
 
     def vjp(
         self,

@@ -26,6 +26,10 @@ class Status(Enum):
         "Check budgets, counts and masks, or drop a factor; the values are NaN."
     )
     INTERRUPTED = "The solve was stopped from outside; the values are not a solution."
+    STALLED = (
+        "No further progress was possible in this precision before the tolerance was met. "
+        "Give the scores in float64, or scale them down."
+    )
 
     @property
     def code(self) -> int:

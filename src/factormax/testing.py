@@ -83,7 +83,9 @@ def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.
         block_kind=graph.block_kind,
     )
     mask = None if numbers.mask is None else numbers.mask[instance]
-    eta_u, eta_v = (np.asarray(a[instance], dtype=np.float64) for a in (numbers.eta_u, numbers.eta_v))
+    eta_u, eta_v = (
+        np.asarray(a[instance], dtype=np.float64) for a in (numbers.eta_u, numbers.eta_v)
+    )
     return reference.from_compiled(compiled, instance, eta_u, eta_v, mask)
 
 
@@ -95,9 +97,7 @@ def _wiring(factor: Factor) -> Wiring:
     return Wiring(factor.graph.num_variables, f"{factor.kind},{k},{d},{flags}", literals)
 
 
-def _random_numbers(
-    factor: Factor, scale: float, trials: int, rng: np.random.Generator
-) -> Numbers:
+def _random_numbers(factor: Factor, scale: float, trials: int, rng: np.random.Generator) -> Numbers:
     """Half of the instances whole, half with masks that leave each factor something."""
     n = factor.graph.num_variables
     pairs = len(factor.index) if factor.soft else 0
@@ -126,9 +126,7 @@ def _instances(raw: RawSolution) -> Iterator[int]:
 def _check_batch(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
     for i in _instances(raw):
         mask = None if numbers.mask is None else numbers.mask[i : i + 1]
-        one = Numbers(
-            numbers.eta_u[i : i + 1], numbers.eta_v[i : i + 1], numbers.params, mask
-        )
+        one = Numbers(numbers.eta_u[i : i + 1], numbers.eta_v[i : i + 1], numbers.params, mask)
         alone = engine.solve(_wiring(factor), one, _EXACT)
         if not np.array_equal(alone.mu[0], raw.mu[i], equal_nan=True):
             _fail(factor, "an instance alone differs from the same in a batch", numbers, i)

@@ -220,8 +220,8 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     return Solution(
         status_codes=counts[1].reshape(batch_shape),
         iterations=counts[0].reshape(batch_shape),
-        primal_residual=residuals[0].reshape(batch_shape),
-        dual_residual=residuals[1].reshape(batch_shape),
+        primal_residual=residuals[0].detach().reshape(batch_shape),
+        dual_residual=residuals[1].detach().reshape(batch_shape),
         objective=_like(objective.reshape(batch_shape), reference, graph),
         multipliers=tau.detach(),
     )

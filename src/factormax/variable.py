@@ -33,8 +33,10 @@ class Variable:
         >>> import numpy as np, factormax as fm
         >>> fg = fm.FactorGraph()
         >>> u = fg.variable_from(np.array([[0.2, 2.0], [0.7, -1.0]]))
-        >>> u[:, 0], (~u[0]).shape
-        (u[:, 0], (2,))
+        >>> u[:, 0]
+        <Variable u[:, 0] of shape (2,)>
+        >>> ~u[0, 1:]
+        <Variable ~u[0, 1:] of shape (1,)>
         >>> _ = fg.solve()
         >>> u[:, 1].value
         array([1., 0.])
@@ -124,7 +126,7 @@ class Variable:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        return self.name
+        return f"<Variable {self.name} of shape {self.shape}>"
 
 
 def _is_basic(key: Any) -> bool:

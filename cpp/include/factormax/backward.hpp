@@ -16,7 +16,8 @@ template <class T>
 void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T residual,
               std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon();
-  const T margin = 4 * residual + 64 * eps * (1 + max_abs(Span<const T>(at.z)));
+  // Without convergence nothing is known: then the plain sides.
+  const T margin = std::min(2 * residual, T(1e-3)) + 8 * eps * (1 + max_abs(Span<const T>(at.z)));
   std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int j = 0; j < p.n; ++j) {

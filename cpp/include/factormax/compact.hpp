@@ -63,6 +63,7 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
+  static constexpr int kStall = 12;      // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
@@ -108,6 +109,10 @@ class CompactSolver {
     evaluate(p, now_);
     ++result.iterations;
     const T tol = std::max(wanted, resolution());
+    // What rounding can make of a row: its multiplier moves all its free variables at once.
+    const T rounding = std::max(tol, 2 * resolution() * p.longest_row);
+    T best = std::numeric_limits<T>::infinity();
+    int last_gain = result.iterations;
     T promising = T(5e-3);
     int patience = 2, next_check = result.iterations + 24;
     T residual = assess();
@@ -121,6 +126,14 @@ class CompactSolver {
       result.primal_residual = result.dual_residual = residual;
       if (residual <= tol) {
         result.status = Status::converged;
+        return;
+      }
+      if (residual < T(0.5) * best) {
+        best = residual;
+        last_gain = result.iterations;
+      }
+      if (residual <= rounding && result.iterations - last_gain > kStall) {
+        result.status = Status::converged;  // as far as this precision goes
         return;
       }
       if (result.iterations >= max_iter) break;
@@ -157,11 +170,14 @@ class CompactSolver {
         continue;
       }
       const int passes = descend(max_iter - result.iterations);
-      if (passes < 0) break;
+      if (passes < 0) {
+        result.status = residual <= rounding ? Status::converged : Status::stalled;
+        break;
+      }
       result.iterations += passes;
       residual = assess();
     }
-    if (infeasible()) result.status = Status::infeasible;
+    if (result.status != Status::converged && infeasible()) result.status = Status::infeasible;
   }
 
   // tau = 0, half the bound on soft rows; blocks that share no variable are solved on the spot.

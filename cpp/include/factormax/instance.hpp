@@ -36,6 +36,7 @@ struct Instance {
   int num_blocks = 0;      // factors present
   bool consistent = true;  // false: some row alone can't hold
   T largest_score = 0;
+  int longest_row = 0;
 
   Span<std::int32_t> ptr;  // (m + 1,)
   Span<std::int32_t> col;  // variable of an entry
@@ -109,6 +110,8 @@ struct Instance {
     m = hard;
     num_blocks = hard_blocks_;
     add_pairs(p, i);
+    longest_row = 1;
+    for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
     if (!(shared && prepared_)) transpose();
     prepared_ = shared;
   }

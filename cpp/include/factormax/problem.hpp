@@ -24,6 +24,7 @@ enum class Status : std::int32_t {
   max_iter = 1,     // the iterations ran out
   infeasible = 2,   // a Farkas certificate was found
   interrupted = 3,  // stopped from outside
+  stalled = 4,      // no further progress in this precision
 };
 
 // How an unknown stands at the solution; what the backward pass needs of it.

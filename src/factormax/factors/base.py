@@ -54,7 +54,7 @@ class Group:
     @property
     def count(self) -> IndexArray:
         """How many variables of each factor are present, `(1 | B, k)`."""
-        return self.present.sum(axis=-1)
+        return np.asarray(self.present.sum(axis=-1))
 
     @property
     def last(self) -> IndexArray:
@@ -99,10 +99,8 @@ class Factor:
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
     ) -> None:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
-        if isinstance(variables, Variable):
-            given = [variables]
-        else:
-            given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+        several = isinstance(variables, (list, tuple))
+        given: list[Any] = list(variables) if several else [variables]
         self._given = given
         if not given:
             raise GraphError(f"{self.kind}: the list of variables is empty.")
@@ -114,7 +112,7 @@ class Factor:
                 )
             if u.graph is not given[0].graph:
                 raise GraphError(f"{self.name}: the variables belong to different graphs.")
-        self._listed = not isinstance(variables, Variable)
+        self._listed = several
         self.graph = given[0].graph
         if axis is None:
             parts = [u.index.reshape(1, -1) for u in given]
@@ -235,7 +233,6 @@ class LinearFactor(Factor):
     def __init__(
         self,
         variables: Variable | Sequence[Variable],
-        *,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         self._take(variables, axis)

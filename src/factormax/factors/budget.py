@@ -16,8 +16,8 @@ class Budget(CountingFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
-        budget: a whole number; one for each factor of `axis`, and `(*batch, ...)` for one for
-            each instance.
+        budget: a whole number for all factors; of the shape that `axis` leaves, for one each;
+            with the batch dimensions in front, `(*batch, ...)`, for one for each instance.
         axis: one factor along this axis; by default one factor over everything.
 
     Raises:
@@ -31,7 +31,6 @@ class Budget(CountingFactor):
         self,
         variables: Variable | Sequence[Variable],
         budget: ArrayLike,
-        *,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, budget, axis=axis)

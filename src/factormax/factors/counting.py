@@ -26,7 +26,6 @@ class CountingFactor(LinearFactor):
         self,
         variables: Variable | Sequence[Variable],
         count: ArrayLike,
-        *,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, axis=axis)

@@ -12,8 +12,8 @@ class Exactly(CountingFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
-        count: a whole number; one for each factor of `axis`, and `(*batch, ...)` for one for
-            each instance.
+        count: a whole number for all factors; of the shape that `axis` leaves, for one each;
+            with the batch dimensions in front, `(*batch, ...)`, for one for each instance.
         axis: one factor along this axis; by default one factor over everything.
 
     Raises:

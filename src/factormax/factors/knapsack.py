@@ -40,7 +40,6 @@ class Knapsack(LinearFactor):
         variables: Variable | Sequence[Variable],
         costs: ArrayLike,
         budget: ArrayLike,
-        *,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, axis=axis)

@@ -23,7 +23,6 @@ class OrOut(Factor):
     def __init__(
         self,
         variables: Variable | Sequence[Variable],
-        *,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         self._take(variables, axis)

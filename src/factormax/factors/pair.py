@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from factormax.arrays import Array, ArrayLike, is_tensor
@@ -13,7 +15,7 @@ __all__ = ["Pair"]
 
 
 class Pair(Factor):
-    r"""Adds `scores` where both variables are on: $s\,\mu_{12}$, over the local polytope
+    r"""Adds `scores` where both variables are on: $s\,\mu_{12}$ over the local polytope.
 
     $$\max(0, \mu_1 + \mu_2 - 1) \le \mu_{12} \le \min(\mu_1, \mu_2).$$
 
@@ -60,7 +62,7 @@ class Pair(Factor):
             self.negated = np.repeat([[u.negated, v.negated]], self.index.shape[0], axis=0)
         if u.position == v.position:
             self._check_distinct()
-        self.scores = scores if is_tensor(scores) else np.asarray(scores)
+        self.scores: Any = scores if is_tensor(scores) else np.asarray(scores)
         self._check_scores()
 
     def _check_scores(self) -> None:

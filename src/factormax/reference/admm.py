@@ -31,13 +31,12 @@ def admm(
 ) -> AdmmResult:
     r"""Solve LP-SparseMAP by ADMM on scaled copies.
 
-    Parameters
-    ----------
-    problem: n variables and m rows, with their factors in `problem.blocks`.
-    gamma: step size $\gamma > 0$.
-    tol: bound on the primal residual $\|\tilde C\mu - v\|_\infty$ and on the dual residual
-        $\gamma\|\mu - \mu^{old}\|_\infty$.
-    max_iter: how many rounds at most.
+    Args:
+        problem: n variables and m rows, with their factors in `problem.blocks`.
+        gamma: step size $\gamma > 0$.
+        tol: bound on the primal residual $\|\tilde C\mu - v\|_\infty$ and on the dual residual
+            $\gamma\|\mu - \mu^{old}\|_\infty$.
+        max_iter: how many rounds at most.
 
     >>> inf = np.array([np.inf])
     >>> xor = DenseProblem(np.array([0.5, 0.1]), np.ones((1, 2)), np.ones(1), -inf, inf)

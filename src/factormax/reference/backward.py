@@ -72,13 +72,13 @@ def vjp(
 ) -> Gradients:
     r"""Pull gradients of the solution back to the scores.
 
-    Parameters
-    ----------
-    problem, tau: what was solved, and the multipliers of its solution.
-    grad_mu: (n,) gradient of the loss with respect to the marginals.
-    grad_mu_v: (P,) with respect to the pair values, or None.
-    grad_objective: with respect to the objective.
-    margin: see `face`.
+    Args:
+        problem: what was solved.
+        tau: (m,) the multipliers of its solution.
+        grad_mu: (n,) gradient of the loss with respect to the marginals.
+        grad_mu_v: (P,) with respect to the pair values, or None.
+        grad_objective: with respect to the objective.
+        margin: see `face`.
 
     >>> inf = np.array([np.inf])
     >>> xor = DenseProblem(np.array([0.5, 0.1]), np.ones((1, 2)), np.ones(1), -inf, inf)

@@ -26,20 +26,20 @@ def box_row(
     at all of these, find where it changes sign, interpolate. (The core finds the same
     $t$ by Newton's method, without sorting.)
 
-    Parameters
-    ----------
-    y, w, h: (d,) point to project, coefficients, upper bounds.
-    b, lo, hi: right-hand side, and the interval of the multiplier; lo = −inf for an
-        equality, hi = +inf for a hard row.
+    Args:
+        y: (d,) point to project.
+        w: (d,) coefficients.
+        h: (d,) upper bounds.
+        b: right-hand side.
+        lo: least multiplier; −inf for an equality.
+        hi: largest multiplier; +inf for a hard row.
 
-    Returns
-    -------
-    (v, t): the solution (d,), and its multiplier. Where a whole interval of multipliers
-    would do, the middle one: there no entry sits on the edge of its bound.
+    Returns:
+        (v, t): the solution (d,), and its multiplier. Where a whole interval of multipliers
+        would do, the middle one: there no entry sits on the edge of its bound.
 
-    Raises
-    ------
-    Infeasible: no point of the box satisfies the row, and no bound on t excuses it.
+    Raises:
+        Infeasible: no point of the box satisfies the row, and no bound on t excuses it.
 
     >>> box_row(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 1.0, -np.inf, np.inf)
     (array([0.7, 0.3]), -0.2)
@@ -84,10 +84,9 @@ def box_row_vjp(
 
     On the free entries $v = y - wt$; a row that binds projects $w$ out of them.
 
-    Returns
-    -------
-    (grad_y, grad_hi): (d,), and the gradient of the upper bound of the multiplier (the
-    score of a pair), which is not 0 only where t sits on it.
+    Returns:
+        (grad_y, grad_hi): (d,), and the gradient of the upper bound of the multiplier (the
+        score of a pair), which is not 0 only where t sits on it.
     """
     z = y - w * t
     free = (z > margin) & (z < h - margin)

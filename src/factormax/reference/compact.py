@@ -71,20 +71,17 @@ def solve(
 ) -> tuple[Vector, Vector]:
     """Solve LP-SparseMAP: docs/math.md (6), through its dual (13).
 
-    Parameters
-    ----------
-    problem: n variables and m rows.
-    tol: largest projected gradient (15) accepted; never below what rounding allows.
-    max_sweeps: how often each row may have its turn.
+    Args:
+        problem: n variables and m rows.
+        tol: largest projected gradient (15) accepted; never below what rounding allows.
+        max_sweeps: how often each row may have its turn.
 
-    Returns
-    -------
-    (mu, tau): marginals (n,) and multipliers (m,).
+    Returns:
+        (mu, tau): marginals (n,) and multipliers (m,).
 
-    Raises
-    ------
-    Infeasible: with multipliers that prove it.
-    RuntimeError: `max_sweeps` were not enough.
+    Raises:
+        Infeasible: with multipliers that prove it.
+        RuntimeError: `max_sweeps` were not enough.
 
     >>> inf = np.array([np.inf])
     >>> xor = DenseProblem(np.array([0.5, 0.1]), np.ones((1, 2)), np.ones(1), -inf, inf)

@@ -31,14 +31,13 @@ def or_out(y: Vector, delta: Vector) -> tuple[Vector, Vector]:
     $$\min_v\ \tfrac12\|v - y\|^2 \quad\text{s.t.}\quad 0 \le \delta_k v_k \le 1,\quad
       \delta_i v_i \le \delta_o v_o \le \textstyle\sum_i \delta_i v_i$$
 
-    Parameters
-    ----------
-    y, delta: (d,) point and square roots of the degrees, the output last.
+    Args:
+        y: (d,) point to project, the output last.
+        delta: (d,) square roots of the degrees.
 
-    Returns
-    -------
-    (v, t): the solution (d,), and the multipliers (d,) of the d − 1 rows
-    $\delta_i v_i - \delta_o v_o \le 0$, then of $\delta_o v_o - \sum_i \delta_i v_i \le 0$.
+    Returns:
+        (v, t): the solution (d,), and the multipliers (d,) of the d − 1 rows
+        $\delta_i v_i - \delta_o v_o \le 0$, then of $\delta_o v_o - \sum_i \delta_i v_i \le 0$.
 
     >>> v, t = or_out(np.array([0.8, 0.1, 0.2]), np.ones(3))
     >>> v.round(3), t.round(3)

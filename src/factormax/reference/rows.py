@@ -169,17 +169,15 @@ def from_compiled(
 ) -> DenseProblem:
     """One instance of a compiled graph, as dense rows.
 
-    Parameters
-    ----------
-    compiled: the index arrays of the graph.
-    instance: which instance of the batch.
-    eta_u: (num_variables,) scores of this instance; those of masked variables are not read.
-    eta_v: (P,) pair scores of this instance.
-    mask: (num_variables,) bool; the variables that are False lose their column.
+    Args:
+        compiled: the index arrays of the graph.
+        instance: which instance of the batch.
+        eta_u: (num_variables,) scores of this instance; those of masked variables are not read.
+        eta_v: (P,) pair scores of this instance.
+        mask: (num_variables,) bool; the variables that are False lose their column.
 
-    Raises
-    ------
-    ValueError: a score of a variable that remains is not finite.
+    Raises:
+        ValueError: a score of a variable that remains is not finite.
     """
     keep = np.ones(compiled.num_variables, np.bool_) if mask is None else mask.astype(np.bool_)
     if not np.isfinite(eta_u[keep]).all() or not np.isfinite(eta_v).all():
