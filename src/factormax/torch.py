@@ -1,7 +1,9 @@
 """The torch front: a custom operator with autograd, so that solves compile and differentiate.
 
 The operator works on flat CPU tensors in float32 or float64. Everything around it (concatenating
-variables, casts, copies between devices) is ordinary torch, which differentiates it by itself.
+variables, casts, copies between devices) is ordinary torch, which differentiates it by itself. In
+eager mode an `autograd.Function` calls the engine directly, because the dispatch of a Python operator
+costs more than a small solve; `torch.compile` sees the operator.
 """
 
 from __future__ import annotations
@@ -85,14 +87,8 @@ def solve_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LP-SparseMAP of a batch: `(B, n)` scores and `(B, P)` factor scores to marginals of both."""
     asked = Request.unpack(request)
-    numbers = Numbers(
-        _numpy(eta_u), _numpy(eta_v), _numpy(params), None if mask is None else _numpy(mask)
-    )
-    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
-    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
     wiring = Wiring(eta_u.shape[1], asked.spec, _numpy(literals))
-    raw = engine.solve(wiring, numbers, asked.options, None if warm is None else _numpy(warm))
-    engine.report_failures(raw, asked.options.on_failure)
+    raw = _solve_checked(eta_u, eta_v, mask, wiring, _numpy(params), warm, asked)
     arrays = (
         raw.mu,
         raw.mu_v,
@@ -195,15 +191,80 @@ def _numpy(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def _solve_checked(
+    eta_u: Tensor,
+    eta_v: Tensor,
+    mask: Tensor | None,
+    wiring: Wiring,
+    params: Any,
+    warm: Tensor | None,
+    asked: Request,
+) -> RawSolution:
+    numbers = Numbers(_numpy(eta_u), _numpy(eta_v), params, None if mask is None else _numpy(mask))
+    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
+    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
+    raw = engine.solve(wiring, numbers, asked.options, None if warm is None else _numpy(warm))
+    engine.report_failures(raw, asked.options.on_failure)
+    return raw
+
+
+# ---- Eager ---------------------------------------------------------------------------------------
+
+
+class EagerSolve(torch.autograd.Function):
+    """The operator without its dispatch: `solve_op`, for eager mode."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        eta_u: Tensor,
+        eta_v: Tensor,
+        mask: Tensor | None,
+        wiring: Wiring,
+        params: Any,
+        warm: Tensor | None,
+        request: Request,
+    ) -> tuple[Tensor, Tensor, Tensor, RawSolution]:
+        """Marginals of both kinds of scores, the objective, and all the rest."""
+        raw = _solve_checked(eta_u, eta_v, mask, wiring, params, warm, request)
+        mu, mu_v = torch.from_numpy(raw.mu), torch.from_numpy(raw.mu_v)
+        objective = torch.from_numpy(raw.objective.astype(raw.mu.dtype, copy=False))
+        ctx.save_for_backward(eta_v, mu, mu_v)
+        ctx.solved = raw, wiring, params, request.options.on_failure
+        return mu, mu_v, objective, raw
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        """The gradients of both kinds of scores."""
+        eta_v, *_ = ctx.saved_tensors  # torch refuses if the values were changed in place
+        raw, wiring, params, on_failure = ctx.solved
+        if torch.is_grad_enabled():
+            _no_double_backward(ctx)
+        grad_u, grad_v = engine.vjp(
+            wiring, _numpy(eta_v), params, raw, *map(_numpy, grads[:3]), on_failure
+        )
+        grad_eta_u, grad_eta_v = torch.from_numpy(grad_u), torch.from_numpy(grad_v)
+        return grad_eta_u, grad_eta_v, None, None, None, None, None
+
+
 # ---- The front -----------------------------------------------------------------------------------
 
 
 def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """Solves a graph of torch scores."""
     batch_shape = graph.known_batch_shape()
-    mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
-        *_op_args(graph, options, warm_start)
-    )
+    if is_tracing():
+        mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
+            *_op_args(graph, options, warm_start)
+        )
+        primal, dual = residuals[0].detach(), residuals[1].detach()
+        iterations, status = counts[0], counts[1]
+    else:
+        mu, mu_v, objective, raw = EagerSolve.apply(*_gather(graph, options, warm_start))
+        tau, primal, dual, iterations, status = map(
+            torch.from_numpy,
+            (raw.tau, raw.primal_residual, raw.dual_residual, raw.iterations, raw.status),
+        )
     values = []
     for t in graph.tensors:
         value = mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
@@ -218,10 +279,10 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     graph.set_answer(values, factor_values)
     reference = _first_tensor(graph)
     return Solution(
-        status_codes=counts[1].reshape(batch_shape),
-        iterations=counts[0].reshape(batch_shape),
-        primal_residual=residuals[0].detach().reshape(batch_shape),
-        dual_residual=residuals[1].detach().reshape(batch_shape),
+        status_codes=status.reshape(batch_shape),
+        iterations=iterations.reshape(batch_shape),
+        primal_residual=primal.reshape(batch_shape),
+        dual_residual=dual.reshape(batch_shape),
         objective=_like(objective.reshape(batch_shape), reference, graph),
         multipliers=tau.detach(),
     )
@@ -231,7 +292,16 @@ def _op_args(
     graph: FactorGraph, options: Options | None = None, warm_start: Solution | None = None
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
-    options = options or Options()
+    gathered = _gather(graph, options or Options(), warm_start)
+    eta_u, eta_v, mask, wiring, params, warm, request = gathered
+    literals, numbers = torch.as_tensor(wiring.literals), torch.as_tensor(params)
+    return eta_u, eta_v, mask, literals, numbers, warm, request.pack()
+
+
+def _gather(
+    graph: FactorGraph, options: Options, warm_start: Solution | None
+) -> tuple[Tensor, Tensor, Tensor | None, Wiring, Any, Tensor | None, Request]:
+    """The numbers of a graph as flat CPU tensors, and what is not a tensor."""
     batch_shape = graph.known_batch_shape()
     batch = 1
     for s in batch_shape:
@@ -280,15 +350,7 @@ def _op_args(
         graph.pair_layout(),
         () if is_tracing() else batch_shape,
     )
-    return (
-        eta_u,
-        eta_v,
-        mask,
-        torch.as_tensor(wiring.literals),
-        torch.as_tensor(graph.params()),
-        warm,
-        request.pack(),
-    )
+    return eta_u, eta_v, mask, wiring, graph.params(), warm, request
 
 
 def _compute_dtype(graph: FactorGraph) -> torch.dtype:
