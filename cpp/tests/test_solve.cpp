@@ -145,6 +145,7 @@ void test_large_scores(std::uint64_t seed) {
     grid.normal_scores(random, 4, scale);
     check_all(grid, solve(grid, 4, Method::compact, tight<T>()), accuracy<T>);
     Graph<T> rules = logic<T>(seed, 12, 6);
+    for (int q = 0; q < 8; ++q) rules.pair({q, q % 3 == 0}, {q + 4, q % 2 == 0});
     rules.normal_scores(random, 4, scale);
     check_all(rules, solve(rules, 4, Method::compact, tight<T>()), accuracy<T>);
   }

@@ -83,11 +83,13 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         return out
 
     solution = Solution(
-        status_codes=raw.status.reshape(batch_shape),
-        iterations=raw.iterations.reshape(batch_shape),
-        primal_residual=raw.primal_residual.reshape(batch_shape),
-        dual_residual=raw.dual_residual.reshape(batch_shape),
         objective=raw.objective.reshape(batch_shape),
+        codes=raw.status.reshape(batch_shape),
+        passes=raw.iterations.reshape(batch_shape),
+        residuals=(
+            raw.primal_residual.reshape(batch_shape),
+            raw.dual_residual.reshape(batch_shape),
+        ),
         multipliers=raw.tau,
         differentiate=vjp,
     )

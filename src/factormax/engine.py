@@ -164,12 +164,12 @@ def vjp(
     eta_v: FloatArray,
     params: FloatArray,
     raw: RawSolution,
-    grad_mu: FloatArray,
-    grad_mu_v: FloatArray,
+    grad_mu: FloatArray | None,
+    grad_mu_v: FloatArray | None,
     grad_objective: FloatArray | None,
     on_failure: str,
 ) -> tuple[FloatArray, FloatArray]:
-    """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`."""
+    """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`; None is 0."""
     absent = raw.var_side == ABSENT_SIDE
     mask = ~absent if absent.any() else None
     # The scores themselves are not needed: their place is taken by mu.
@@ -182,8 +182,8 @@ def vjp(
     if batch > 0:
         _core.vjp(
             *structure,
-            np.ascontiguousarray(grad_mu, dtype),
-            np.ascontiguousarray(grad_mu_v, dtype),
+            _dense(grad_mu, raw.mu),
+            _dense(grad_mu_v, raw.mu_v),
             raw.var_side,
             raw.row_side,
             raw.status,
@@ -201,13 +201,17 @@ def vjp(
     return grad_eta_u, grad_eta_v
 
 
+def _dense(grad: FloatArray | None, like: FloatArray) -> FloatArray:
+    return np.zeros_like(like) if grad is None else np.ascontiguousarray(grad, like.dtype)
+
+
 def _report_backward(
     residual: npt.NDArray[np.float64], dtype: np.dtype[Any], on_failure: str
 ) -> None:
     limit = 1e-7 if dtype == np.float64 else 1e-3
-    failed = residual > limit
-    if not failed.any() or on_failure == "ignore":
+    if on_failure == "ignore" or residual.size == 0 or residual.max() <= limit:
         return
+    failed = residual > limit
     message = (
         f"The backward system of {int(failed.sum())} of {failed.size} instances was solved only to "
         f"a relative residual of {residual.max():.1e}: their gradients are inexact. Scores in "
@@ -220,9 +224,9 @@ def _report_backward(
 
 def report_failures(raw: RawSolution, on_failure: str) -> None:
     """Raises or warns, as asked, if an instance did not converge."""
-    failed = raw.status != Status.CONVERGED.code
-    if on_failure == "ignore" or not failed.any():
+    if on_failure == "ignore" or not raw.status.any():  # CONVERGED is 0
         return
+    failed = raw.status != Status.CONVERGED.code
     codes, counts = np.unique(raw.status[failed], return_counts=True)
     advice = [Status.from_code(int(code)).value for code in codes]
     if on_failure == "warn":

@@ -19,36 +19,53 @@ if TYPE_CHECKING:
 __all__ = ["Solution"]
 
 
+def _same(array: Any) -> Any:
+    return array
+
+
 @dataclass(eq=False, repr=False)
 class Solution:
     r"""How a query ended, for each instance of the batch.
 
+    `status`, `converged`, `iterations`, `primal_residual` and `dual_residual` are per instance.
+
     Attributes:
-        converged: `(*batch,)`, bool.
-        iterations: `(*batch,)`, passes over the graph.
-        primal_residual: `(*batch,)`, how far the constraints are from holding.
-        dual_residual: `(*batch,)`.
         objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖²; differentiable.
         multipliers: `(batch size, multipliers)`, what a warm start begins from.
     """
 
-    status_codes: Array
-    iterations: Array
-    primal_residual: Array
-    dual_residual: Array
     objective: Array
+    codes: Array
+    passes: Array
+    residuals: tuple[Array, Array]
     multipliers: Array
+    wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
 
     @property
     def converged(self) -> Array:
         """Whether each instance converged, `(*batch,)`."""
-        return self.status_codes == Status.CONVERGED.code
+        return self.wrap(self.codes) == Status.CONVERGED.code
+
+    @property
+    def iterations(self) -> Array:
+        """Passes over the graph, `(*batch,)`."""
+        return self.wrap(self.passes)  # type: ignore[no-any-return]
+
+    @property
+    def primal_residual(self) -> Array:
+        """How far the constraints are from holding, `(*batch,)`."""
+        return self.wrap(self.residuals[0])  # type: ignore[no-any-return]
+
+    @property
+    def dual_residual(self) -> Array:
+        """How far the last step moved ("admm"), or the projected gradient, `(*batch,)`."""
+        return self.wrap(self.residuals[1])  # type: ignore[no-any-return]
 
     @property
     def status(self) -> Any:
         """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice."""
-        codes = to_numpy(self.status_codes)
+        codes = to_numpy(self.codes)
         if codes.ndim == 0:
             return Status.from_code(int(codes))
         statuses = np.empty(codes.shape, dtype=object)
@@ -57,8 +74,8 @@ class Solution:
         return statuses
 
     def __repr__(self) -> str:
-        codes, counts = np.unique(to_numpy(self.status_codes), return_counts=True)
-        passes = to_numpy(self.iterations)
+        codes, counts = np.unique(to_numpy(self.codes), return_counts=True)
+        passes = to_numpy(self.passes)
         most = int(passes.max()) if passes.size else 0
         if passes.ndim == 0:
             return f"<Solution: {self.status.name} after {most} iterations>"

@@ -230,6 +230,7 @@ class EagerSolve(torch.autograd.Function):
         mu, mu_v = torch.from_numpy(raw.mu), torch.from_numpy(raw.mu_v)
         objective = torch.from_numpy(raw.objective.astype(raw.mu.dtype, copy=False))
         ctx.save_for_backward(eta_v, mu, mu_v)
+        ctx.set_materialize_grads(False)
         ctx.solved = raw, wiring, params, request.options.on_failure
         return mu, mu_v, objective, raw
 
@@ -240,9 +241,8 @@ class EagerSolve(torch.autograd.Function):
         raw, wiring, params, on_failure = ctx.solved
         if torch.is_grad_enabled():
             _no_double_backward(ctx)
-        grad_u, grad_v = engine.vjp(
-            wiring, _numpy(eta_v), params, raw, *map(_numpy, grads[:3]), on_failure
-        )
+        given = [None if g is None else _numpy(g) for g in grads[:3]]
+        grad_u, grad_v = engine.vjp(wiring, _numpy(eta_v), params, raw, *given, on_failure)
         grad_eta_u, grad_eta_v = torch.from_numpy(grad_u), torch.from_numpy(grad_v)
         return grad_eta_u, grad_eta_v, None, None, None, None, None
 
@@ -257,18 +257,20 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
             *_op_args(graph, options, warm_start)
         )
-        primal, dual = residuals[0].detach(), residuals[1].detach()
-        iterations, status = counts[0], counts[1]
+        residual_pair = (residuals[0].detach(), residuals[1].detach())
+        passes, codes = counts[0], counts[1]
+        tau, wrap = tau.detach(), torch.as_tensor
     else:
         mu, mu_v, objective, raw = EagerSolve.apply(*_gather(graph, options, warm_start))
-        tau, primal, dual, iterations, status = map(
-            torch.from_numpy,
-            (raw.tau, raw.primal_residual, raw.dual_residual, raw.iterations, raw.status),
-        )
+        residual_pair = (raw.primal_residual, raw.dual_residual)
+        passes, codes = raw.iterations, raw.status
+        tau, wrap = torch.from_numpy(raw.tau), torch.from_numpy
+
+    single = len(graph.tensors) == 1
     values = []
     for t in graph.tensors:
-        value = mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
-        values.append(_like(value, t.scores, graph))
+        part = mu if single else mu[:, t.start : t.start + t.size]
+        values.append(_like(part.reshape((*batch_shape, *t.shape)), t.scores, graph))
     factor_values: list[tuple[Factor, Any]] = []
     start = 0
     for f in graph.pairs():
@@ -277,14 +279,13 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         factor_values.append((f, _like(_sum_to(own, len(batch_shape), f), f.scores, graph)))
         start = stop
     graph.set_answer(values, factor_values)
-    reference = _first_tensor(graph)
     return Solution(
-        status_codes=status.reshape(batch_shape),
-        iterations=iterations.reshape(batch_shape),
-        primal_residual=primal.reshape(batch_shape),
-        dual_residual=dual.reshape(batch_shape),
-        objective=_like(objective.reshape(batch_shape), reference, graph),
-        multipliers=tau.detach(),
+        objective=_like(objective.reshape(batch_shape), None, graph),
+        codes=codes.reshape(batch_shape),
+        passes=passes.reshape(batch_shape),
+        residuals=tuple(r.reshape(batch_shape) for r in residual_pair),  # type: ignore[arg-type]
+        multipliers=tau,
+        wrap=wrap,
     )
 
 
@@ -373,7 +374,10 @@ def _first_tensor(graph: FactorGraph) -> Tensor:
 def _like(value: Tensor, scores: Any, graph: FactorGraph) -> Tensor:
     """The value in the caller's dtype and on the caller's device."""
     model = scores if isinstance(scores, Tensor) else _first_tensor(graph)
-    return value.to(model.device, _value_dtype(model))
+    dtype = _value_dtype(model)
+    if value.dtype == dtype and value.device == model.device:
+        return value
+    return value.to(model.device, dtype)
 
 
 def _sum_to(own: Tensor, batch_dims: int, factor: Pair) -> Tensor:

@@ -63,7 +63,8 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
-  static constexpr int kStall = 12;      // passes without gain that mean rounding, near the end
+  static constexpr T kPromising = T(2e-2);  // residual at which the finish is first tried
+  static constexpr int kStall = 12;         // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
@@ -111,29 +112,23 @@ class CompactSolver {
     const T tol = std::max(wanted, resolution());
     // What rounding can make of a row: its multiplier moves all its free variables at once.
     const T rounding = std::max(tol, 2 * resolution() * p.longest_row);
-    T best = std::numeric_limits<T>::infinity();
-    int last_gain = result.iterations;
-    T promising = T(5e-3);
-    int patience = 2, next_check = result.iterations + 24;
-    T residual = assess();
-    stable_ = 0;
+    T residual = this->residual(now_);
+    T promising = warm ? residual : kPromising;  // where the finish is tried next
+    T best = residual;
+    int last_gain = result.iterations, next_check = result.iterations + 24;
     int fall_back_at = result.iterations + (impatient_ ? 0 : kPatience);
     far_ = false;
-    if (warm) stable_ = patience;  // a warm start tries the finish at once
     copy(Span<const T>(now_.x), mark_);
     result.status = Status::max_iter;
     for (;;) {
       result.primal_residual = result.dual_residual = residual;
-      if (residual <= tol) {
-        result.status = Status::converged;
-        return;
-      }
       if (residual < T(0.5) * best) {
         best = residual;
         last_gain = result.iterations;
       }
-      if (residual <= rounding && result.iterations - last_gain > kStall) {
-        result.status = Status::converged;  // as far as this precision goes
+      const bool at_rest = residual <= rounding && result.iterations - last_gain > kStall;
+      if (residual <= tol || at_rest) {
+        result.status = Status::converged;
         return;
       }
       if (result.iterations >= max_iter) break;
@@ -149,24 +144,20 @@ class CompactSolver {
         }
         next_check = result.iterations + std::min(result.iterations, 64);
       }
-      if (options_->finish && (stable_ >= patience || residual <= promising)) {
-        stable_ = 0;
-        promising = T(0.1) * residual;
-        if (newton_step(residual, tol)) {
-          ++result.iterations;
-          residual = assess();
-          stable_ = patience = 1;
+      if (options_->finish && residual <= promising) {
+        promising = residual / 2;
+        const bool done = newton_step(residual, tol);
+        result.iterations += attempted_;
+        if (done) {
+          residual = promising = this->residual(now_);
           continue;
         }
-        result.iterations += attempted_;
-        patience *= 2;
       }
       if (result.iterations >= fall_back_at && p.m <= InteriorPoint<T>::kLargest) {
         fall_back_at = std::numeric_limits<int>::max();
         fall_back();
-        residual = assess();
-        stable_ = patience;  // try the finish at once,
-        far_ = true;         // and whether the multipliers prove infeasibility
+        residual = promising = this->residual(now_);
+        far_ = true;  // its multipliers may prove infeasibility
         continue;
       }
       const int passes = descend(max_iter - result.iterations);
@@ -175,7 +166,7 @@ class CompactSolver {
         break;
       }
       result.iterations += passes;
-      residual = assess();
+      residual = this->residual(now_);
     }
     if (result.status != Status::converged && infeasible()) result.status = Status::infeasible;
   }
@@ -242,13 +233,12 @@ class CompactSolver {
     return 4 * eps * (1 + max_abs(Span<const T>(p_->eta).first(p_->n)));
   }
 
-  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding. Also yields the
-  // pattern of the rows: which multipliers would leave their bounds.
-  FACTORMAX_VECTOR T residual(const DualPoint<T>& at, T& pattern) const {
+  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding.
+  FACTORMAX_VECTOR T residual(const DualPoint<T>& at) const {
     const Instance<T>& p = *p_;
-    T largest = 0, sum = 0;
+    T largest = 0;
     const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
-#pragma omp simd reduction(max : largest) reduction(+ : sum)
+#pragma omp simd reduction(max : largest)
     for (int r = 0; r < p.m; ++r) {
       // Never form x - g: far out it would round to x.
       const T down = x[r] - lo[r], up = x[r] - hi[r];
@@ -256,21 +246,8 @@ class CompactSolver {
       const T step = least > up ? least : up;
       const T gap = std::fabs(step) * norm[r];
       largest = gap > largest ? gap : largest;
-      sum += (g[r] < down ? T(1) : T(0)) * (r + 1) + (g[r] > up ? T(1) : T(0)) * (2 * r + 1);
     }
-    pattern = sum;
     return largest;
-  }
-
-  // The residual of now_, and for how many steps the sides of variables and rows have stood still.
-  T assess() {
-    T rows;
-    const T residual = this->residual(now_, rows);
-    const bool same = rows == row_pattern_ && now_.pattern == var_pattern_;
-    stable_ = same ? stable_ + 1 : 0;
-    row_pattern_ = rows;
-    var_pattern_ = now_.pattern;
-    return residual;
   }
 
   // One quasi-Newton step along the projected arc. Returns the passes it took, or -1 if no descent
@@ -331,8 +308,10 @@ class CompactSolver {
   // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
   // they can be told apart.
   bool descends(T end_slope, T slope) const {
-    const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(now_.phi));
-    return end_slope <= 0 || next_.phi <= now_.phi + T(1e-4) * slope + noise;
+    if (end_slope <= 0) return true;
+    const T before = dual_value(*p_, now_), after = dual_value(*p_, next_);
+    const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(before));
+    return after <= before + T(1e-4) * slope + noise;
   }
 
   // Gives up the direction. What is remembered may be to blame; if nothing is, we are at the end.
@@ -421,8 +400,7 @@ class CompactSolver {
     }
     evaluate(p, next_);
     attempted_ = 1;
-    T pattern;
-    const T reached = this->residual(next_, pattern);
+    const T reached = this->residual(next_);
     if (!(reached <= tol || reached <= T(1e-3) * residual)) return false;
     std::swap(now_, next_);
     return true;
@@ -451,10 +429,9 @@ class CompactSolver {
   ReducedSystem<T> system_;
   Span<T> direction_, step_, mark_;
   Span<std::int32_t> free_rows_;
-  T row_pattern_ = 0, var_pattern_ = 0;
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
-  int stable_ = 0, attempted_ = 0;
+  int attempted_ = 0;
   bool far_ = false, impatient_ = false;
   InteriorPoint<T> interior_;
 };

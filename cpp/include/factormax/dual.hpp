@@ -16,8 +16,6 @@ template <class T>
 struct DualPoint {
   Span<T> x, g;   // (m,) scaled multipliers, gradient
   Span<T> z, mu;  // (n,) reduced scores, marginals
-  T phi = 0;
-  T pattern = 0;  // tells apart points in which different variables are clipped
 
   void allocate(int rows, int vars, Workspace& ws) {
     x = ws.take<T>(rows);
@@ -125,38 +123,36 @@ FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span
   add_rows(p, T(-1), x.data, z.data, work.data);
 }
 
-// mu = clip(z, 0, 1), with h(z) = mu z - mu^2 / 2 and the pattern of what is not clipped.
+// mu = clip(z, 0, 1)
 template <class T>
-FACTORMAX_INLINE void project_box(const Instance<T>& p, DualPoint<T>& at) {
-  const Span<T> z = at.z, mu = at.mu;
-  T pattern = 0, phi = 0;
-  const T* tag = p.tag.data;
-#pragma omp simd reduction(+ : pattern, phi)
+FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
+#pragma omp simd
   for (int j = 0; j < z.size; ++j) {
-    const T value = z.data[j];
-    const T below = value < 1 ? value : T(1);
-    const T clipped = below > 0 ? below : T(0);
-    mu.data[j] = clipped;
-    pattern += clipped == value ? tag[j] : T(0);
-    phi += clipped * (value - T(0.5) * clipped);
+    const T below = z.data[j] < 1 ? z.data[j] : T(1);
+    mu.data[j] = below > 0 ? below : T(0);
   }
-  at.pattern = pattern;
-  at.phi = phi;
 }
 
 template <class T>
 FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
   reduced_scores(p, Span<const T>(at.x), at.z, at.g);
-  project_box(p, at);
+  project_box(Span<const T>(at.z), at.mu);
   row_products(p, at.mu.data, at.g.data);
   T* g = at.g.data;
-  T linear = 0;
-#pragma omp simd reduction(+ : linear)
-  for (int r = 0; r < p.m; ++r) {
-    linear += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
-    g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
-  }
-  at.phi += linear;
+#pragma omp simd
+  for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+}
+
+// phi at an evaluated point; h(z) = mu z - mu^2 / 2
+template <class T>
+FACTORMAX_VECTOR T dual_value(const Instance<T>& p, const DualPoint<T>& at) {
+  T sum = 0;
+  const T *z = at.z.data, *mu = at.mu.data;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
+#pragma omp simd reduction(+ : sum)
+  for (int r = 0; r < p.m; ++r) sum += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
+  return sum;
 }
 
 }  // namespace factormax

@@ -59,7 +59,6 @@ struct Instance {
   int num_tiles = 0, num_loose = 0;
   Span<Tile<T>> tile;        // hard rows that are grids
   Span<std::int32_t> loose;  // the other hard rows
-  Span<T> tag;               // (n,) numbers that tell variables apart in a sum
   Span<T> norm;              // (m,) ||a||
 
   void allocate(const Problem<T>& p, Workspace& ws) {
@@ -83,7 +82,6 @@ struct Instance {
     var_entry = ws.take<std::int32_t>(entries);
     tile = ws.take<Tile<T>>(p.num_rows);
     loose = ws.take<std::int32_t>(p.num_rows);
-    tag = ws.take<T>(p.num_vars);
     norm = ws.take<T>(rows);
     prepared_ = false;
   }
@@ -104,7 +102,6 @@ struct Instance {
       add_hard_rows(p, i);
       hard = m;
       find_tiles();
-      if (!prepared_) set_tags(p.num_vars);
       hard_blocks_ = num_blocks;
     }
     m = hard;
@@ -133,15 +130,6 @@ struct Instance {
       }
     }
     return n == num_vars;
-  }
-
-  void set_tags(int num_vars) {  // a low-discrepancy sequence in (1, 2)
-    double value = 0;
-    for (int j = 0; j < num_vars; ++j) {
-      value += 0.6180339887498949;
-      if (value >= 1) value -= 1;
-      tag[j] = static_cast<T>(1 + value);
-    }
   }
 
   void transpose() {
