@@ -6,7 +6,7 @@ from graphs import build
 from problems import fuzzed_problem
 
 from factormax import engine, reference
-from factormax._numpy import numbers_of
+from factormax._numpy import Solve
 from factormax.testing import dense_problem
 
 
@@ -15,8 +15,9 @@ def test_core_equals_reference(seed):
     problem = fuzzed_problem(seed)
     rng = np.random.default_rng(seed)
     built = build(problem)
-    numbers = numbers_of(built.fg, ())
-    wiring = built.fg.wiring()
+    pair_scores = [f.scores for f in built.fg.pairs()]
+    task = Solve(built.fg, [problem.eta], pair_scores, np.float64)
+    numbers, wiring = task.numbers, task.wiring
     raw = engine.solve(wiring, numbers, engine.Options(tol=1e-11, on_failure="ignore"))
     dense = dense_problem(wiring, numbers, 0)
     mu, tau = reference.solve(dense)

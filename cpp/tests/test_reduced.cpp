@@ -15,6 +15,7 @@ struct System {
   Workspace counter, workspace;
   Instance<T> instance;
   ReducedSystem<T> reduced;
+  std::vector<bool> free;
 
   explicit System(Graph<T>& graph) : problem(graph.problem()) {
     instance.allocate(problem, counter);
@@ -23,9 +24,13 @@ struct System {
     instance.allocate(problem, workspace);
     reduced.allocate(problem, workspace);
     instance.prepare(problem, 0);
-    for (int j = 0; j < instance.n; ++j) reduced.free[j] = 1;
+    free.assign(instance.n, true);
     reduced.count = instance.m;
     for (int r = 0; r < instance.m; ++r) reduced.active[r] = r;
+  }
+
+  void build() {
+    reduced.build(instance, [&](int j) { return free[j]; });
   }
 
   // A_I J A_I^T t, from the arrays of the graph, in double.
@@ -41,7 +46,7 @@ struct System {
     for (int i = 0; i < reduced.count; ++i) {
       const int r = reduced.active[i];
       for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-        if (reduced.free[p.col[k]]) out[i] += double(p.coef[k]) * p.scale[r] * v[p.col[k]];
+        if (free[p.col[k]]) out[i] += double(p.coef[k]) * p.scale[r] * v[p.col[k]];
       }
     }
     return out;
@@ -66,7 +71,7 @@ constexpr bool is_double = std::numeric_limits<T>::digits > 24;
 // Solves for a right-hand side in the range. Returns how many rows were left.
 template <class T>
 int check_system(System<T>& s, Random& random) {
-  s.reduced.build(s.instance);
+  s.build();
   std::vector<double> t(s.reduced.count);
   for (double& value : t) value = random.normal();
   const std::vector<double> exact = s.product(t);
@@ -111,7 +116,7 @@ void test_random(std::uint64_t seed) {
       test::current_case = "random, rows " + std::to_string(rows);
       Graph<T> graph = random_rows<T>(random, rows, 2 * rows + 6, 5);
       System<T> s(graph);
-      for (int j = 0; j < s.instance.n; ++j) s.reduced.free[j] = random.uniform() < 0.8;
+      for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < 0.8;
       const int left = check_system(s, random);
       CHECK(left <= rows);
     }
@@ -128,7 +133,7 @@ void test_matching(std::uint64_t seed) {
       Graph<T> graph = test::matching<T>(n, n, RowKind::equality);
       graph.eta_u.assign(graph.n, T(0));
       System<T> s(graph);
-      for (int j = 0; j < s.instance.n; ++j) s.reduced.free[j] = random.uniform() < free;
+      for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < free;
       check_system(s, random);
     }
   }
@@ -163,12 +168,12 @@ void test_dropped_rows(std::uint64_t seed) {
   }
   graph.eta_u.assign(graph.n, T(0));
   System<T> s(graph);
-  for (const int j : {3, 4, 5, 9, 10, 11}) s.reduced.free[j] = 0;
+  for (const int j : {3, 4, 5, 9, 10, 11}) s.free[j] = false;
   CHECK(check_system(s, random) == 2);
   CHECK(s.reduced.active[0] == 0 && s.reduced.active[1] == 2);
 
-  for (int j = 0; j < 12; ++j) s.reduced.free[j] = 0;
-  s.reduced.build(s.instance);
+  for (int j = 0; j < 12; ++j) s.free[j] = false;
+  s.build();
   CHECK(s.reduced.count == 0);
   CHECK(s.reduced.solve({nullptr, 0}, T(1e-6)) == 0);
 }
@@ -183,7 +188,7 @@ void test_inconsistent(std::uint64_t seed) {
     for (int r = 0; r < copies; ++r) graph.row({{0}, {1}, {2}}, T(1), T(1), RowKind::equality);
     graph.eta_u.assign(graph.n, T(0));
     System<T> s(graph);
-    s.reduced.build(s.instance);
+    s.build();
     std::vector<T> rhs(copies, T(1));
     rhs[0] = -1;
     const T told = s.reduced.solve({rhs.data(), copies}, T(1e-6));

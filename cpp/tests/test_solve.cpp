@@ -23,9 +23,11 @@ Options tight() {
   return options;
 }
 
+std::string precision;
+
 void name_case(const std::string& name, double scale = 1, Method method = Method::compact) {
-  current_case =
-      name + ", scale " + std::to_string(scale) + (method == Method::admm ? ", ADMM" : ", compact");
+  current_case = name + ", scale " + std::to_string(scale) + ", " + precision +
+                 (method == Method::admm ? ", ADMM" : ", compact");
 }
 
 // ---- Tests: forward ------------------------------------------------------------------
@@ -70,7 +72,7 @@ template <class T>
 void test_pairs(std::uint64_t seed) {
   Random random(seed);
   for (const double scale : {0.3, 1.0, 5.0}) {
-    for (const auto& [n, pairs] : {std::pair(2, 1), {2, 3}, {6, 8}, {25, 80}}) {
+    for (const auto& [n, pairs] : {std::pair(2, 1), {2, 3}, {6, 8}, {25, 80}, {200, 600}}) {
       name_case(std::to_string(pairs) + " pairs of " + std::to_string(n), scale);
       Graph<T> graph = random_pairs<T>(random, n, pairs);
       graph.normal_scores(random, 8, scale);
@@ -88,6 +90,22 @@ void test_pairs(std::uint64_t seed) {
       check_all(both, mixed, accuracy<T>);
       check_best(both, mixed, 10 * accuracy<T>);
     }
+  }
+}
+
+// Many pairs and constraints that leave little room: where multipliers run away, if they can.
+template <class T>
+void test_frustrated(std::uint64_t seed) {
+  for (int repeat = 0; repeat < 40; ++repeat) {
+    name_case("frustrated, repeat " + std::to_string(repeat), 5);
+    Random random(1000 * seed + repeat);
+    Graph<T> graph = logic<T>(1000 * seed + repeat, 25, 12);
+    const Graph<T> pairs = random_pairs<T>(random, 25, 80);
+    graph.pair_var = pairs.pair_var;
+    graph.pair_negated = pairs.pair_negated;
+    graph.normal_scores(random, 8, 5);
+    const Solution<T> out = solve(graph, 8, Method::compact, tight<T>());
+    check_all(graph, out, accuracy<T>);
   }
 }
 
@@ -424,7 +442,7 @@ void test_reproducible(std::uint64_t seed) {
     set_num_threads(0);
     for (int i = 0; i < batch; ++i) {
       const bool solved = one.status_of(i) != Status::infeasible;
-      CHECK(one.status[i] >= 0 && one.status[i] <= 2 && one.iterations[i] >= 0);
+      CHECK(one.status[i] >= 0 && one.iterations[i] >= 0);
       CHECK(!std::isnan(one.objective[i]) && !std::isnan(one.primal_residual[i]));
       for (int j = 0; j < graph.n; ++j) {
         CHECK(std::isnan(one.mu[std::size_t(i) * graph.n + j]) != solved);
@@ -504,6 +522,7 @@ void test_differences(std::uint64_t seed) {
   Options options;
   options.tol = 1e-12;
   const double h = 1e-6;
+  precision = "double";
   for (int repeat = 0; repeat < 30; ++repeat) {
     for (const double scale : {0.3, 1.0, 4.0}) {
       name_case("differences, repeat " + std::to_string(repeat), scale);
@@ -546,10 +565,12 @@ void test_differences(std::uint64_t seed) {
 
 template <class T>
 void test_all(std::uint64_t seed) {
+  precision = is_double<T> ? "double" : "float";
   test_small_graphs<T>();
   test_matching<T>(seed);
   test_logic<T>(seed);
   test_pairs<T>(seed);
+  test_frustrated<T>(seed);
   test_pair_on_grid<T>(seed);
   test_isolated<T>(seed);
   test_large_scores<T>(seed);

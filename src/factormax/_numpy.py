@@ -1,129 +1,251 @@
-"""The NumPy front: arrays in, arrays out, and an explicit vector–Jacobian product."""
+"""The NumPy front: arrays in, arrays out, and an explicit vector–Jacobian product.
+
+`Solve` lays the arrays of a graph out flat for the engine, and its answers back in their shapes;
+the torch front uses it in eager mode too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from factormax import engine
-from factormax.arrays import FloatArray
+from factormax.arrays import FloatArray, to_numpy
 from factormax.checks import check_scores
 from factormax.compiled import num_dual
-from factormax.engine import Numbers, Options
+from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import Factor
-from factormax.factors.pair import Pair
 from factormax.solution import Solution
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["numbers_of", "solve"]
+__all__ = ["Solve", "solve"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a variable tensor lies in the flat arrays, and its shape."""
+
+    start: int
+    size: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PairSlot:
+    """The shapes of a pair factor: of its pairs, of its scores without and with the batch."""
+
+    count: int
+    group_shape: tuple[int, ...]
+    own_shape: tuple[int, ...]
+    given_shape: tuple[int, ...]
+
+
+class Solve:
+    """One solve of a graph: its arrays laid out flat, the answer, and the way back.
+
+    It holds shapes and arrays, nothing of the graph: autograd may keep it for long.
+
+    Args:
+        graph: what to solve.
+        scores: of each variable tensor, `(*batch, *shape)` in the compute dtype; None is zero.
+        pair_scores: of each pair factor, in the compute dtype, as given.
+        dtype: float32 or float64.
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        scores: list[npt.NDArray[Any] | None],
+        pair_scores: list[npt.NDArray[Any]],
+        dtype: type[np.floating[Any]],
+    ) -> None:
+        self.batch_shape = graph.known_batch_shape()
+        self.batch = math.prod(self.batch_shape)
+        self.slots = [Slot(t.start, t.size, t.shape) for t in graph.tensors]
+        self.pairs = [
+            PairSlot(len(f.index), f.group_shape, f.own_shape, tuple(f.scores.shape))
+            for f in graph.pairs()
+        ]
+        self.wiring = graph.wiring()
+        self.numbers = Numbers(
+            self._flat_scores(scores, dtype),
+            self._flat_pair_scores(pair_scores, dtype),
+            graph.params(),
+            self._flat_mask([t.mask for t in graph.tensors]),
+        )
+        layout = [(t.name, t.shape) for t in graph.tensors]
+        check_scores(self.numbers.eta_u, self.numbers.mask, layout, self.batch_shape)
+        if self.pairs:
+            names = graph.pair_layout()
+            check_scores(self.numbers.eta_v, None, names, self.batch_shape, allow_minus_inf=False)
+
+    def _flat_scores(
+        self, scores: list[npt.NDArray[Any] | None], dtype: type[np.floating[Any]]
+    ) -> FloatArray:
+        columns = [
+            np.zeros((self.batch, t.size), dtype) if s is None else s.reshape(self.batch, t.size)
+            for s, t in zip(scores, self.slots, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+
+    def _flat_pair_scores(
+        self, pair_scores: list[npt.NDArray[Any]], dtype: type[np.floating[Any]]
+    ) -> FloatArray:
+        columns = [
+            np.broadcast_to(s, (*self.batch_shape, *f.group_shape)).reshape(self.batch, f.count)
+            for s, f in zip(pair_scores, self.pairs, strict=True)
+        ]
+        if not columns:
+            return np.zeros((self.batch, 0), dtype)
+        # A copy: the backward pass looks at the signs, whatever became of the caller's array.
+        return np.concatenate(columns, axis=1)
+
+    def _flat_mask(self, masks: list[Any]) -> npt.NDArray[np.bool_] | None:
+        if all(mask is None for mask in masks):
+            return None
+        columns = []
+        for mask, t in zip(masks, self.slots, strict=True):
+            given = True if mask is None else to_numpy(mask)
+            full = np.broadcast_to(given, (*self.batch_shape, *t.shape))
+            columns.append(full.reshape(self.batch, t.size))
+        return np.concatenate(columns, axis=1)
+
+    def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
+        """Solves; `values`, `pair_values` and `pull_back` then work."""
+        self.options = options
+        self.raw = engine.solve(self.wiring, self.numbers, options, warm)
+        return self.raw
+
+    def values(self) -> list[FloatArray]:
+        """The marginals of each variable tensor, `(*batch, *shape)`."""
+        return self._by_tensor(self.raw.mu)
+
+    def pair_values(self) -> list[FloatArray]:
+        """The marginals of each pair factor, `(*batch, *shape of its scores as given)`."""
+        return [
+            _sum_to(own, len(self.batch_shape), f)
+            for own, f in zip(self._by_pair(self.raw.mu_v), self.pairs, strict=True)
+        ]
+
+    def pull_back(
+        self,
+        grads: list[npt.NDArray[Any] | None],
+        pair_grads: list[npt.NDArray[Any] | None],
+        objective: npt.NDArray[Any] | None,
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """From gradients of what `values` and `pair_values` gave to gradients of the scores."""
+        columns = [
+            np.zeros((self.batch, t.size)) if g is None else g.reshape(self.batch, t.size)
+            for g, t in zip(grads, self.slots, strict=True)
+        ]
+        grad_mu = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+        grad_mu_v = None
+        if any(g is not None for g in pair_grads):
+            spread = [self._spread(g, f) for g, f in zip(pair_grads, self.pairs, strict=True)]
+            grad_mu_v = np.concatenate(spread, axis=1)
+        grad_u, grad_v = engine.vjp(
+            self.wiring,
+            self.numbers.eta_v,
+            self.numbers.params,
+            self.raw,
+            grad_mu,
+            grad_mu_v,
+            None if objective is None else np.asarray(objective).reshape(self.batch),
+            self.options.on_failure,
+        )
+        totals = [
+            _sum_to_scores(own, len(self.batch_shape), f)
+            for own, f in zip(self._by_pair(grad_v), self.pairs, strict=True)
+        ]
+        return self._by_tensor(grad_u), totals
+
+    def _spread(self, grad: npt.NDArray[Any] | None, factor: PairSlot) -> npt.NDArray[Any]:
+        """The gradient of a factor's value, for each of its pairs."""
+        if grad is None:
+            return np.zeros((self.batch, factor.count))
+        missing = (1,) * (len(factor.group_shape) - len(factor.own_shape))
+        aligned = grad.reshape((*self.batch_shape, *missing, *factor.own_shape))
+        full = np.broadcast_to(aligned, (*self.batch_shape, *factor.group_shape))
+        return full.reshape(self.batch, factor.count)
+
+    def _by_tensor(self, columns: FloatArray) -> list[FloatArray]:
+        if len(self.slots) == 1:
+            return [columns.reshape((*self.batch_shape, *self.slots[0].shape))]
+        return [
+            columns[:, t.start : t.start + t.size].reshape((*self.batch_shape, *t.shape))
+            for t in self.slots
+        ]
+
+    def _by_pair(self, columns: FloatArray) -> list[FloatArray]:
+        parts, start = [], 0
+        for f in self.pairs:
+            stop = start + f.count
+            parts.append(columns[:, start:stop].reshape((*self.batch_shape, *f.group_shape)))
+            start = stop
+        return parts
 
 
 def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """Solves a graph of NumPy scores."""
-    batch_shape = graph.known_batch_shape()
-    batch = math.prod(batch_shape)
-    wiring = graph.wiring()
-    numbers = numbers_of(graph, batch_shape)
-    layout = [(t.name, t.shape) for t in graph.tensors]
-    check_scores(numbers.eta_u, numbers.mask, layout, batch_shape)
-    pairs = graph.pairs()
-    pair_layout = graph.pair_layout()
-    check_scores(numbers.eta_v, None, pair_layout, batch_shape, allow_minus_inf=False)
+    dtype = _compute_dtype(graph)
+    scores = [
+        None if t.scores is None else t.scores.astype(dtype, copy=False) for t in graph.tensors
+    ]
+    task = Solve(graph, scores, [f.scores.astype(dtype, copy=False) for f in graph.pairs()], dtype)
     warm = None
     if warm_start is not None:
-        warm = graph.check_multipliers(warm_start, batch, num_dual(wiring.spec))
-    raw = engine.solve(wiring, numbers, options, warm)
-
-    values = []
-    for t in graph.tensors:
-        value = raw.mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
-        values.append(value.astype(_value_dtype(t.scores), copy=False))
-    factor_values: list[tuple[Factor, Any]] = []
-    for f, part in _split(pairs, raw.mu_v):
-        own = part.reshape((*batch_shape, *f.group_shape))
-        factor_values.append((f, _sum_to(own, len(batch_shape), f)))
-    graph.set_answer(values, factor_values)
-
-    tensors = list(graph.tensors)
+        warm = graph.check_multipliers(warm_start, task.batch, num_dual(task.wiring.spec))
+    raw = task.run(options, warm)
+    tensors, pairs = list(graph.tensors), graph.pairs()
+    dtypes = [_value_dtype(t.scores) for t in tensors]
+    values = [v.astype(d, copy=False) for v, d in zip(task.values(), dtypes, strict=True)]
+    graph.set_answer(values, list(zip(pairs, task.pair_values(), strict=True)))
 
     def vjp(grads: Mapping[Variable | Factor, Any], objective: Any) -> dict[Any, Any]:
-        grad_mu = np.zeros_like(raw.mu)
-        grad_mu_v = np.zeros_like(raw.mu_v)
+        value_grads: list[Any] = [None] * len(tensors)
+        pair_grads: list[Any] = [None] * len(pairs)
         for key, grad in grads.items():
-            _collect(graph, key, grad, batch_shape, pairs, grad_mu, grad_mu_v)
-        grad_objective = None
+            if isinstance(key, Variable) and key.graph is graph and key.position < len(tensors):
+                _add_slice(task, key, np.asarray(grad), value_grads)
+            elif any(f is key for f in pairs):
+                place = next(i for i, f in enumerate(pairs) if f is key)
+                shape = (*task.batch_shape, *task.pairs[place].own_shape)
+                _require_shape(pairs[place].name, np.asarray(grad), shape)
+                pair_grads[place] = np.asarray(grad)
+            else:
+                raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
         if objective is not None:
-            grad_objective = np.broadcast_to(objective, batch_shape).reshape(batch)
-        grad_u, grad_v = engine.vjp(
-            wiring,
-            numbers.eta_v,
-            numbers.params,
-            raw,
-            grad_mu,
-            grad_mu_v,
-            grad_objective,
-            options.on_failure,
-        )
+            objective = np.broadcast_to(objective, task.batch_shape)
+        grad_scores, grad_pair_scores = task.pull_back(value_grads, pair_grads, objective)
         out: dict[Any, Any] = {}
-        for t in tensors:
-            part = grad_u[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
-            out[t.variable] = part.astype(_value_dtype(t.scores), copy=False)
-        for f, part in _split(pairs, grad_v):
-            own = part.reshape((*batch_shape, *f.group_shape))
-            total = _sum_to_scores(own, len(batch_shape), f)
-            out[f] = out[f] + total if f in out else total
+        for t, grad, d in zip(tensors, grad_scores, dtypes, strict=True):
+            out[t.variable] = grad.astype(d, copy=False)
+        for f, grad in zip(pairs, grad_pair_scores, strict=True):
+            out[f] = out[f] + grad if f in out else grad
         return out
 
     solution = Solution(
-        objective=raw.objective.reshape(batch_shape),
-        codes=raw.status.reshape(batch_shape),
-        passes=raw.iterations.reshape(batch_shape),
+        objective=raw.objective.reshape(task.batch_shape),
+        codes=raw.status.reshape(task.batch_shape),
+        passes=raw.iterations.reshape(task.batch_shape),
         residuals=(
-            raw.primal_residual.reshape(batch_shape),
-            raw.dual_residual.reshape(batch_shape),
+            raw.primal_residual.reshape(task.batch_shape),
+            raw.dual_residual.reshape(task.batch_shape),
         ),
         multipliers=raw.tau,
         differentiate=vjp,
     )
     engine.report_failures(raw, options.on_failure)
     return solution
-
-
-def numbers_of(graph: FactorGraph, batch_shape: tuple[int, ...]) -> Numbers:
-    batch = math.prod(batch_shape)
-    dtype = _compute_dtype(graph)
-    columns = [
-        np.zeros((batch, t.size), dtype)
-        if t.scores is None
-        else t.scores.reshape(batch, t.size).astype(dtype, copy=False)
-        for t in graph.tensors
-    ]
-    mask: npt.NDArray[np.bool_] | None = None
-    if any(t.mask is not None for t in graph.tensors):
-        masks = [
-            np.ones((batch, t.size), dtype=bool)
-            if t.mask is None
-            else np.broadcast_to(t.mask, (*batch_shape, *t.shape)).reshape(batch, t.size)
-            for t in graph.tensors
-        ]
-        mask = np.concatenate(masks, axis=1)
-    scores = [
-        np.broadcast_to(f.scores, (*batch_shape, *f.group_shape)).reshape(batch, -1)
-        if f.index.size
-        else np.zeros((batch, 0))
-        for f in graph.pairs()
-    ]
-    eta_v = np.concatenate([np.zeros((batch, 0)), *scores], axis=1).astype(dtype)
-    eta_u = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-    return Numbers(np.ascontiguousarray(eta_u), eta_v, graph.params(), mask)
 
 
 def _compute_dtype(graph: FactorGraph) -> type[np.floating[Any]]:
@@ -141,16 +263,7 @@ def _value_dtype(scores: npt.NDArray[Any] | None) -> np.dtype[Any]:
     return scores.dtype
 
 
-def _split(pairs: list[Pair], columns: FloatArray) -> list[tuple[Pair, FloatArray]]:
-    parts, start = [], 0
-    for f in pairs:
-        stop = start + f.index.shape[0]
-        parts.append((f, columns[:, start:stop]))
-        start = stop
-    return parts
-
-
-def _sum_to(own: FloatArray, batch_dims: int, factor: Pair) -> FloatArray:
+def _sum_to(own: FloatArray, batch_dims: int, factor: PairSlot) -> FloatArray:
     """Sums what came from one broadcast score: `(*batch, *shape of the scores as given)`."""
     shape = factor.own_shape
     extra = own.ndim - batch_dims - len(shape)
@@ -161,48 +274,26 @@ def _sum_to(own: FloatArray, batch_dims: int, factor: Pair) -> FloatArray:
     return np.asarray(own.sum(axis=ones, keepdims=True) if ones else own)
 
 
-def _sum_to_scores(own: FloatArray, batch_dims: int, factor: Pair) -> FloatArray:
+def _sum_to_scores(own: FloatArray, batch_dims: int, factor: PairSlot) -> FloatArray:
     """The gradient of the scores as given: shared ones collect over the batch."""
     total = _sum_to(own, batch_dims, factor)
-    given = factor.scores.shape
+    given = factor.given_shape
     if len(given) == len(factor.own_shape):
         return np.asarray(total.sum(axis=tuple(range(batch_dims))))
     ones = tuple(i for i in range(batch_dims) if given[i] == 1 and total.shape[i] != 1)
     return np.asarray(total.sum(axis=ones, keepdims=True) if ones else total)
 
 
-def _collect(
-    graph: FactorGraph,
-    key: Variable | Factor,
-    grad: Any,
-    batch_shape: tuple[int, ...],
-    pairs: list[Pair],
-    grad_mu: FloatArray,
-    grad_mu_v: FloatArray,
-) -> None:
-    """Adds the gradient with respect to one value to the flat gradients."""
-    grad = np.asarray(grad)
-    batch = math.prod(batch_shape)
-    if isinstance(key, Variable) and key.graph is graph:
-        _require_shape(key.name, grad, (*batch_shape, *key.shape))
-        sign = -1 if key.negated else 1
-        flat = sign * grad.reshape(batch, key.size)
-        places: Any = (slice(None), key.index.reshape(-1))
-        np.add.at(grad_mu, places, flat)  # a slice may hold a variable twice
-        return
-    start = 0
-    for f in pairs:
-        stop = start + f.index.shape[0]
-        if f is key:
-            _require_shape(f.name, grad, (*batch_shape, *f.own_shape))
-            lead = len(batch_shape)
-            missing = (1,) * (len(f.group_shape) - len(f.own_shape))
-            aligned = grad.reshape((*batch_shape, *missing, *grad.shape[lead:]))
-            full = np.broadcast_to(aligned, (*batch_shape, *f.group_shape))
-            grad_mu_v[:, start:stop] += full.reshape(batch, stop - start)
-            return
-        start = stop
-    raise GraphError(f"{key!r} has no value in this solution, so it takes no gradient.")
+def _add_slice(task: Solve, key: Variable, grad: npt.NDArray[Any], value_grads: list[Any]) -> None:
+    """Adds the gradient of a variable's or a slice's value to that of the whole tensor."""
+    _require_shape(key.name, grad, (*task.batch_shape, *key.shape))
+    slot = task.slots[key.position]
+    if value_grads[key.position] is None:
+        value_grads[key.position] = np.zeros((task.batch, slot.size))
+    flat = grad.reshape(task.batch, key.size)
+    places: Any = (slice(None), key.index.reshape(-1) - slot.start)
+    # A slice may hold a variable twice.
+    np.add.at(value_grads[key.position], places, -flat if key.negated else flat)
 
 
 def _require_shape(name: str, grad: npt.NDArray[Any], shape: tuple[int, ...]) -> None:

@@ -35,6 +35,7 @@ class Wiring:
     num_variables: int
     spec: str
     literals: IndexArray  # all factors' (k, d) literals, flat: 2 * variable + (1 if negated)
+    compiled: CompiledGraph | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -254,5 +255,9 @@ def _compile(num_variables: int, spec: str, literals: bytes) -> CompiledGraph:
 
 
 def compile_wiring(wiring: Wiring) -> CompiledGraph:
-    """The compiled graph of a wiring; the last few are remembered."""
-    return _compile(wiring.num_variables, wiring.spec, wiring.literals.tobytes())
+    """The compiled graph of a wiring; the last few are remembered, and by the wiring itself."""
+    if wiring.compiled is None:
+        found = _compile(wiring.num_variables, wiring.spec, wiring.literals.tobytes())
+        object.__setattr__(wiring, "compiled", found)
+        return found
+    return wiring.compiled

@@ -121,9 +121,9 @@ def solve(
 ) -> RawSolution:
     """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
     mask = numbers.mask
-    gone = numbers.eta_u == -np.inf
-    if gone.any():  # a score of -inf takes the variable out, like a mask
-        mask = ~gone if mask is None else mask & ~gone
+    if numbers.eta_u.min(initial=0) == -np.inf:  # it takes the variable out, like a mask
+        here = numbers.eta_u != -np.inf
+        mask = here if mask is None else mask & here
     graph, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
     batch, n = numbers.eta_u.shape
     dtype = numbers.eta_u.dtype
@@ -170,8 +170,8 @@ def vjp(
     on_failure: str,
 ) -> tuple[FloatArray, FloatArray]:
     """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`; None is 0."""
-    absent = raw.var_side == ABSENT_SIDE
-    mask = ~absent if absent.any() else None
+    # The side of a variable says whether it is there; ABSENT is the largest.
+    mask = raw.var_side != ABSENT_SIDE if raw.var_side.max(initial=0) == ABSENT_SIDE else None
     # The scores themselves are not needed: their place is taken by mu.
     _, structure = _structure(wiring, raw.mu, eta_v, params, mask)
     batch, n = raw.mu.shape

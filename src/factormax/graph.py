@@ -338,7 +338,7 @@ def _checked_options(
     if on_failure not in ("warn", "raise", "ignore"):
         raise ValueError(f'on_failure must be "warn", "raise" or "ignore", got {on_failure!r}.')
     for word, number in (("tol", tol), ("step_size", step_size)):
-        if not (number > 0 and math.isfinite(number)):
+        if not 0 < number < math.inf:
             raise ValueError(f"{word} must be a positive number, got {number!r}.")
     for word, count in (("max_iter", max_iter), ("max_inner_iter", max_inner_iter)):
         if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:

@@ -45,7 +45,7 @@ class Solution:
     @property
     def converged(self) -> Array:
         """Whether each instance converged, `(*batch,)`."""
-        return self.wrap(self.codes) == Status.CONVERGED.code
+        return self.wrap(self.codes) == Status.CONVERGED.code  # type: ignore[no-any-return]
 
     @property
     def iterations(self) -> Array:

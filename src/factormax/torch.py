@@ -1,13 +1,14 @@
 """The torch front: a custom operator with autograd, so that solves compile and differentiate.
 
 The operator works on flat CPU tensors in float32 or float64. Everything around it (concatenating
-variables, casts, copies between devices) is ordinary torch, which differentiates it by itself. In
-eager mode an `autograd.Function` calls the engine directly, because the dispatch of a Python operator
-costs more than a small solve; `torch.compile` sees the operator.
+variables, casts, copies between devices) is ordinary torch, which differentiates it by itself.
+`torch.compile` sees the operator. In eager mode an `autograd.Function` does all of that in NumPy,
+because the dispatch of a Python operator costs more than a small solve.
 """
 
 from __future__ import annotations
 
+import math
 from ast import literal_eval
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax.arrays import is_tracing
+from factormax._numpy import Solve
+from factormax.arrays import is_tracing, to_numpy
 from factormax.checks import Layout, check_scores
 from factormax.compiled import Wiring, num_dual
 from factormax.engine import Numbers, Options, RawSolution
@@ -88,7 +90,13 @@ def solve_op(
     """LP-SparseMAP of a batch: `(B, n)` scores and `(B, P)` factor scores to marginals of both."""
     asked = Request.unpack(request)
     wiring = Wiring(eta_u.shape[1], asked.spec, _numpy(literals))
-    raw = _solve_checked(eta_u, eta_v, mask, wiring, _numpy(params), warm, asked)
+    numbers = Numbers(
+        _numpy(eta_u), _numpy(eta_v), _numpy(params), None if mask is None else _numpy(mask)
+    )
+    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
+    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
+    raw = engine.solve(wiring, numbers, asked.options, None if warm is None else _numpy(warm))
+    engine.report_failures(raw, asked.options.on_failure)
     arrays = (
         raw.mu,
         raw.mu_v,
@@ -191,60 +199,99 @@ def _numpy(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
-def _solve_checked(
-    eta_u: Tensor,
-    eta_v: Tensor,
-    mask: Tensor | None,
-    wiring: Wiring,
-    params: Any,
-    warm: Tensor | None,
-    asked: Request,
-) -> RawSolution:
-    numbers = Numbers(_numpy(eta_u), _numpy(eta_v), params, None if mask is None else _numpy(mask))
-    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
-    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
-    raw = engine.solve(wiring, numbers, asked.options, None if warm is None else _numpy(warm))
-    engine.report_failures(raw, asked.options.on_failure)
-    return raw
-
-
 # ---- Eager ---------------------------------------------------------------------------------------
 
 
 class EagerSolve(torch.autograd.Function):
-    """The operator without its dispatch: `solve_op`, for eager mode."""
+    """A solve in eager mode: scores of variables and pairs in, values of both out.
+
+    All that `solve_op` leaves to torch (casts, copies between devices, laying out) happens in here,
+    in NumPy.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        eta_u: Tensor,
-        eta_v: Tensor,
-        mask: Tensor | None,
-        wiring: Wiring,
-        params: Any,
-        warm: Tensor | None,
-        request: Request,
-    ) -> tuple[Tensor, Tensor, Tensor, RawSolution]:
-        """Marginals of both kinds of scores, the objective, and all the rest."""
-        raw = _solve_checked(eta_u, eta_v, mask, wiring, params, warm, request)
-        mu, mu_v = torch.from_numpy(raw.mu), torch.from_numpy(raw.mu_v)
-        objective = torch.from_numpy(raw.objective.astype(raw.mu.dtype, copy=False))
-        ctx.save_for_backward(eta_v, mu, mu_v)
+    def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
+        """The values of the variables and of the pairs, the objective, and the raw solution."""
+        task = plan.start(scores)
+        raw = task.run(plan.options, plan.warm)
+        engine.report_failures(raw, plan.options.on_failure)
+        objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
+        given = [*task.values(), *task.pair_values(), objective]
+        outputs = [
+            _match(v if isinstance(v, Tensor) else torch.from_numpy(v), *kind)
+            for v, kind in zip(given, [*plan.outputs, plan.outputs[0]], strict=True)
+        ]
+        ctx.save_for_backward(outputs[0])  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
-        ctx.solved = raw, wiring, params, request.options.on_failure
-        return mu, mu_v, objective, raw
+        ctx.plan, ctx.task = plan, task
+        return (*outputs, raw)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        """The gradients of both kinds of scores."""
-        eta_v, *_ = ctx.saved_tensors  # torch refuses if the values were changed in place
-        raw, wiring, params, on_failure = ctx.solved
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The gradients of the scores."""
+        _ = ctx.saved_tensors
         if torch.is_grad_enabled():
             _no_double_backward(ctx)
-        given = [None if g is None else _numpy(g) for g in grads[:3]]
-        grad_u, grad_v = engine.vjp(wiring, _numpy(eta_v), params, raw, *given, on_failure)
-        grad_eta_u, grad_eta_v = torch.from_numpy(grad_u), torch.from_numpy(grad_v)
-        return grad_eta_u, grad_eta_v, None, None, None, None, None
+        plan, task = ctx.plan, ctx.task
+        given = [None if g is None else _numpy(_to_cpu(g, plan.dtype)) for g in grads[:-1]]
+        count = len(task.slots)
+        of_scores, of_pairs = task.pull_back(given[:count], given[count:-1], given[-1])
+        found = [of_scores[i] for i in plan.variables] + [of_pairs[i] for i in plan.factors]
+        needed = ctx.needs_input_grad[1:]
+        return (
+            None,
+            *(
+                _match(torch.from_numpy(g), *kind) if wanted else None
+                for g, kind, wanted in zip(found, plan.kinds, needed, strict=True)
+            ),
+        )
+
+
+class EagerPlan:
+    """What an eager solve is told besides the tensors that may need gradients.
+
+    Autograd keeps it with the values, so it must not lead back to them: `start` forgets the graph.
+    """
+
+    def __init__(self, graph: FactorGraph, options: Options, warm_start: Solution | None) -> None:
+        self.graph: FactorGraph | None = graph
+        self.options = options
+        self.dtype = _compute_dtype(graph)
+        tensors = [t.scores for t in graph.tensors]
+        pairs = [f.scores for f in graph.pairs()]
+        self.variables = [i for i, s in enumerate(tensors) if s is not None]
+        self.factors = [i for i, s in enumerate(pairs) if isinstance(s, Tensor)]
+        inputs = [tensors[i] for i in self.variables] + [pairs[i] for i in self.factors]
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        # The device and dtype of what comes in, and of what goes out.
+        self.kinds = [(s.device, _value_dtype(s)) for s in inputs]
+        first = self.kinds[0]
+        self.outputs = [
+            (s.device, _value_dtype(s)) if isinstance(s, Tensor) else first
+            for s in [*tensors, *pairs]
+        ]
+        self.warm = None
+        if warm_start is not None:
+            batch = math.prod(graph.known_batch_shape())
+            dual = num_dual(graph.wiring().spec)
+            self.warm = to_numpy(graph.check_multipliers(warm_start, batch, dual))
+
+    def start(self, scores: tuple[Tensor, ...]) -> Solve:
+        """The solve of these scores, which are `inputs` without their history."""
+        graph, self.graph, self.inputs = self.graph, None, ()
+        assert graph is not None
+        dtype: Any = np.float64 if self.dtype == torch.float64 else np.float32
+        arrays = [_numpy(_to_cpu(s, self.dtype)) for s in scores]
+        of_variables: list[Any] = [None] * len(graph.tensors)
+        for i, array in zip(self.variables, arrays, strict=False):
+            of_variables[i] = array
+        of_pairs: list[Any] = [
+            None if isinstance(f.scores, Tensor) else np.asarray(f.scores, dtype)
+            for f in graph.pairs()
+        ]
+        for i, array in zip(self.factors, arrays[len(self.variables) :], strict=True):
+            of_pairs[i] = array
+        return Solve(graph, of_variables, of_pairs, dtype)
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -252,40 +299,53 @@ class EagerSolve(torch.autograd.Function):
 
 def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """Solves a graph of torch scores."""
-    batch_shape = graph.known_batch_shape()
     if is_tracing():
-        mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
-            *_op_args(graph, options, warm_start)
-        )
-        residual_pair = (residuals[0].detach(), residuals[1].detach())
-        passes, codes = counts[0], counts[1]
-        tau, wrap = tau.detach(), torch.as_tensor
-    else:
-        mu, mu_v, objective, raw = EagerSolve.apply(*_gather(graph, options, warm_start))
-        residual_pair = (raw.primal_residual, raw.dual_residual)
-        passes, codes = raw.iterations, raw.status
-        tau, wrap = torch.from_numpy(raw.tau), torch.from_numpy
+        return _solve_traced(graph, options, warm_start)
+    shape = graph.known_batch_shape()
+    plan = EagerPlan(graph, options, warm_start)
+    apply: Any = EagerSolve.apply
+    *outputs, objective, raw = apply(plan, *plan.inputs)
+    count = len(graph.tensors)
+    graph.set_answer(outputs[:count], list(zip(graph.pairs(), outputs[count:], strict=True)))
+    return Solution(
+        objective=objective,
+        codes=raw.status.reshape(shape),
+        passes=raw.iterations.reshape(shape),
+        residuals=(raw.primal_residual.reshape(shape), raw.dual_residual.reshape(shape)),
+        multipliers=torch.from_numpy(raw.tau),
+        wrap=torch.from_numpy,
+    )
 
-    single = len(graph.tensors) == 1
+
+def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+    """The same through the operator, which `torch.compile` can put into a graph."""
+    batch_shape = graph.known_batch_shape()
+    mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
+        *_op_args(graph, options, warm_start)
+    )
+    first = _first_tensor(graph)
     values = []
     for t in graph.tensors:
-        part = mu if single else mu[:, t.start : t.start + t.size]
-        values.append(_like(part.reshape((*batch_shape, *t.shape)), t.scores, graph))
+        part = mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
+        values.append(_match_tensor(part, first if t.scores is None else t.scores))
     factor_values: list[tuple[Factor, Any]] = []
     start = 0
     for f in graph.pairs():
         stop = start + f.index.shape[0]
-        own = mu_v[:, start:stop].reshape((*batch_shape, *f.group_shape))
-        factor_values.append((f, _like(_sum_to(own, len(batch_shape), f), f.scores, graph)))
+        own = _sum_to(mu_v[:, start:stop].reshape((*batch_shape, *f.group_shape)), f)
+        model = f.scores if isinstance(f.scores, Tensor) else first
+        factor_values.append((f, _match_tensor(own, model)))
         start = stop
     graph.set_answer(values, factor_values)
     return Solution(
-        objective=_like(objective.reshape(batch_shape), None, graph),
-        codes=codes.reshape(batch_shape),
-        passes=passes.reshape(batch_shape),
-        residuals=tuple(r.reshape(batch_shape) for r in residual_pair),  # type: ignore[arg-type]
-        multipliers=tau,
-        wrap=wrap,
+        objective=_match_tensor(objective.reshape(batch_shape), first),
+        codes=counts[1].reshape(batch_shape),
+        passes=counts[0].reshape(batch_shape),
+        residuals=(
+            residuals[0].detach().reshape(batch_shape),
+            residuals[1].detach().reshape(batch_shape),
+        ),
+        multipliers=tau.detach(),
     )
 
 
@@ -315,12 +375,12 @@ def _gather(
         if t.scores is None:
             columns.append(torch.zeros((batch, t.size), dtype=dtype))
         else:
-            columns.append(t.scores.to("cpu", dtype).reshape((batch, t.size)))
+            columns.append(_to_cpu(t.scores, dtype).reshape((batch, t.size)))
     eta_u = columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
     scores = []
     for f in pairs:
-        own = torch.as_tensor(f.scores).to("cpu", dtype)
+        own = _to_cpu(torch.as_tensor(f.scores), dtype)
         scores.append(own.expand((*batch_shape, *f.group_shape)).reshape((batch, f.index.shape[0])))
     if not scores:
         eta_v = torch.zeros((batch, 0), dtype=dtype)
@@ -362,6 +422,12 @@ def _compute_dtype(graph: FactorGraph) -> torch.dtype:
     return torch.float32
 
 
+def _to_cpu(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    if scores.dtype == dtype and scores.is_cpu:
+        return scores
+    return scores.to("cpu", dtype)
+
+
 def _value_dtype(scores: Tensor) -> torch.dtype:
     return scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
 
@@ -371,17 +437,20 @@ def _first_tensor(graph: FactorGraph) -> Tensor:
     return next(s for s in given if isinstance(s, Tensor))
 
 
-def _like(value: Tensor, scores: Any, graph: FactorGraph) -> Tensor:
-    """The value in the caller's dtype and on the caller's device."""
-    model = scores if isinstance(scores, Tensor) else _first_tensor(graph)
-    dtype = _value_dtype(model)
-    if value.dtype == dtype and value.device == model.device:
+def _match(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The value on the caller's device and in the caller's dtype."""
+    if value.dtype == dtype and value.device == device:
         return value
-    return value.to(model.device, dtype)
+    return value.to(device, dtype)
 
 
-def _sum_to(own: Tensor, batch_dims: int, factor: Pair) -> Tensor:
+def _match_tensor(value: Tensor, model: Tensor) -> Tensor:
+    return _match(value, model.device, _value_dtype(model))
+
+
+def _sum_to(own: Tensor, factor: Pair) -> Tensor:
     """Sums what came from one broadcast score: `(*batch, *shape of the scores as given)`."""
+    batch_dims = factor.graph.batch_dims
     shape = factor.own_shape
     extra = own.ndim - batch_dims - len(shape)
     for _ in range(extra):

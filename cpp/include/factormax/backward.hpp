@@ -86,13 +86,13 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
     if (score[q] >= 0 ? !upper : upper) d[p.new_var[pair.j2]] += pair.sign2 * grads.grad_mu_v[q];
   }
 
-  for (int j = 0; j < p.n; ++j) system.free[j] = var_side[p.var[j]] == interior;
+  const auto free = [&](int j) { return var_side[p.var[j]] == interior; };
   int count = 0;
   for (int r = 0; r < p.m; ++r) {
     if (row_side[p.row[r]] == interior) system.active[count++] = r;
   }
   system.count = count;
-  system.build(p);
+  system.build(p, free);
   system.multiply(d.data, rhs);
   const T size = max_abs(Span<const T>(d.first(p.n)));
   const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
@@ -101,7 +101,7 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
 
   std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
   for (int j = 0; j < p.n; ++j) {
-    if (system.free[j]) grads.grad_eta_u[p.var[j]] = d[j];
+    if (free(j)) grads.grad_eta_u[p.var[j]] = d[j];
   }
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);

@@ -63,7 +63,7 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
-  static constexpr T kPromising = T(2e-2);  // residual at which the finish is first tried
+  static constexpr T kPromising = T(5e-3);  // residual at which the finish is first tried
   static constexpr int kStall = 12;         // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
@@ -301,10 +301,6 @@ class CompactSolver {
     return passes;
   }
 
-  void mark_free_variables() {
-    for (int j = 0; j < p_->n; ++j) system_.free[j] = now_.z[j] > 0 && now_.z[j] < 1;
-  }
-
   // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
   // they can be told apart.
   bool descends(T end_slope, T slope) const {
@@ -357,7 +353,6 @@ class CompactSolver {
   bool newton_step(T residual, T tol) {
     const Instance<T>& p = *p_;
     attempted_ = 0;
-    mark_free_variables();
     int count = 0;
     T largest = 0;
     bool others_move = false;
@@ -374,7 +369,7 @@ class CompactSolver {
       step_[r] = next_.x[r] - now_.x[r];
     }
     system_.count = count;
-    system_.build(p);
+    system_.build(p, [z = now_.z.data](int j) { return z[j] > 0 && z[j] < 1; });
     if (system_.count == 0 && !others_move) return false;
     // r = -g_I - (A_I J A_O^T) step_O
     const Span<T> moved = next_.z;

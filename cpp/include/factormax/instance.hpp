@@ -116,6 +116,7 @@ struct Instance {
  private:
   // Returns whether all are there.
   bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
+    if (mask == nullptr && keep_all(eta_u, num_vars)) return true;
     n = 0;
     largest_score = 0;
     for (int j = 0; j < num_vars; ++j) {
@@ -130,6 +131,16 @@ struct Instance {
       }
     }
     return n == num_vars;
+  }
+
+  bool keep_all(const T* eta_u, int num_vars) {
+    largest_score = max_abs(Span<const T>{eta_u, num_vars});
+    if (!(largest_score <= std::numeric_limits<T>::max())) return false;
+    std::copy(eta_u, eta_u + num_vars, eta.data);
+    if (prepared_) return true;  // the indices stand as they were
+    n = num_vars;
+    for (int j = 0; j < n; ++j) var[j] = new_var[j] = j;
+    return true;
   }
 
   void transpose() {

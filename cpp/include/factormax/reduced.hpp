@@ -17,7 +17,6 @@ class ReducedSystem {
     const int rows = p.num_dual(), entries = p.num_entries + 2 * p.num_pairs;
     const int dense = std::min(rows, kDense);
     active = ws.take<std::int32_t>(rows);
-    free = ws.take<std::uint8_t>(p.num_vars);
     solution = ws.take<T>(rows);
     position_ = ws.take<std::int32_t>(rows);
     var_ = ws.take<std::int32_t>(p.num_vars);
@@ -34,15 +33,14 @@ class ReducedSystem {
     first_ = ws.take<std::int32_t>(dense);
   }
 
-  // The caller fills `free` (per variable) and the first `count` of `active`, then calls `build`,
-  // which drops the rows without a free variable, for they say nothing. With `damping` the system
-  // has damping * I added, and keeps all rows; then it must be dense.
+  // The caller fills the first `count` of `active`, then calls `build` with a predicate that tells
+  // which variables are free. Rows without a free variable are dropped, for they say nothing.
   Span<std::int32_t> active;
-  Span<std::uint8_t> free;
   Span<T> solution;  // (count,), written by `solve`
   int count = 0;
 
-  void build(const Instance<T>& p, T damping = 0) {
+  template <class Free>
+  void build(const Instance<T>& p, const Free& free) {
     for (int r = 0; r < p.m; ++r) position_[r] = -1;
     for (int i = 0; i < count; ++i) position_[active[i]] = 0;
     // A_I J, column by column.
@@ -50,7 +48,7 @@ class ReducedSystem {
     ptr_[0] = 0;
     int e = 0;
     for (int j = 0; j < p.n; ++j) {
-      if (!free[j]) continue;
+      if (!free(j)) continue;
       for (int k = p.var_ptr[j]; k < p.var_ptr[j + 1]; ++k) {
         const int r = p.var_row[k];
         if (position_[r] < 0) continue;
@@ -66,7 +64,7 @@ class ReducedSystem {
     int kept = 0;
     for (int i = 0; i < count; ++i) {
       const int r = active[i];
-      if (position_[r] == 0 && damping == 0) continue;
+      if (position_[r] == 0) continue;
       position_[r] = kept;
       active[kept++] = r;
     }
@@ -79,14 +77,8 @@ class ReducedSystem {
     dense_ = count <= kDense;
     if (dense_) {
       assemble();
-      factorise(damping);
+      factorise();
     }
-  }
-
-  // The solution of the damped system, into `solution`.
-  void solve_damped(Span<const T> rhs) {
-    copy(rhs.first(count), solution);
-    cholesky_solve(solution);
   }
 
   // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted`
@@ -148,28 +140,29 @@ class ReducedSystem {
   }
 
   // Cholesky of the lower triangle, in place, row by row, inside the envelope of each row.
-  FACTORMAX_VECTOR void factorise(T damping) {
+  FACTORMAX_VECTOR void factorise() {
     T trace = 0;
     for (int i = 0; i < count; ++i) trace += diagonal_[i];
-    const T shift = std::max(damping, ridge() * trace / std::max(count, 1));
+    const T shift = ridge() * trace / std::max(count, 1);
     for (int i = 0; i < count; ++i) {
       T* row_i = matrix_row(i);
       row_i[i] += shift;
       int first = 0;
       while (first < i && row_i[first] == 0) ++first;
       first_[i] = first;
-      for (int j = first; j <= i; ++j) {
+      for (int j = first; j < i; ++j) {
         const T* row_j = matrix_row(j);
+        const int begin = first_.data[j] > first ? first_.data[j] : first;
         T sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int k = std::max(first, first_[j]); k < j; ++k) sum += row_i[k] * row_j[k];
-        if (j < i) {
-          row_i[j] = (row_i[j] - sum) * inverse_.data[j];
-        } else {
-          row_i[i] = std::sqrt(std::max(row_i[i] - sum, shift / 2));
-          inverse_[i] = 1 / row_i[i];
-        }
+        for (int k = begin; k < j; ++k) sum += row_i[k] * row_j[k];
+        row_i[j] = (row_i[j] - sum) * inverse_.data[j];
       }
+      T squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int k = first; k < i; ++k) squares += row_i[k] * row_i[k];
+      row_i[i] = std::sqrt(std::max(row_i[i] - squares, shift / 2));
+      inverse_[i] = 1 / row_i[i];
     }
   }
 
