@@ -36,27 +36,63 @@ struct BackwardState {
   }
 };
 
-// A thread keeps its memory from one batch to the next, unless it is large.
+// A thread keeps its memory from one batch to the next, unless it is large. A batch begun from
+// within another on the same thread (a signal handler that solves) gets memory of its own.
 class ThreadMemory {
  public:
-  // Null if the memory could not be had.
-  Workspace* at_least(std::size_t bytes) {
+  class Lease {
+   public:
+    Lease(ThreadMemory& memory, std::size_t bytes) {
+      if (memory.busy_) {
+        own_ = Workspace(bytes);
+        workspace_ = &own_;
+        return;
+      }
+      memory.reserve(bytes);
+      memory.busy_ = true;
+      memory_ = &memory;
+      workspace_ = &memory.workspace_;
+    }
+    ~Lease() {
+      if (memory_ != nullptr) memory_->busy_ = false;
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
+    // Null if the memory could not be had.
+    Workspace* get() { return workspace_->valid() ? workspace_ : nullptr; }
+
+   private:
+    ThreadMemory* memory_ = nullptr;
+    Workspace own_;
+    Workspace* workspace_;
+  };
+
+ private:
+  void reserve(std::size_t bytes) {
     if (bytes > capacity_ || (capacity_ > kKeep && bytes <= kKeep)) {
       workspace_ = Workspace();
       workspace_ = Workspace(bytes);
       capacity_ = workspace_.valid() ? bytes : 0;
     }
     workspace_.rewind();
-    return workspace_.valid() ? &workspace_ : nullptr;
   }
 
- private:
   static constexpr std::size_t kKeep = std::size_t(64) << 20;
   Workspace workspace_;
   std::size_t capacity_ = 0;
+  bool busy_ = false;
 };
 
 thread_local ThreadMemory memory;
+
+// A state and the memory it is laid out in.
+template <class State>
+struct Leased {
+  explicit Leased(std::size_t bytes) : lease(memory, bytes) {}
+  ThreadMemory::Lease lease;
+  State state;
+};
 
 template <class T>
 double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v) {
@@ -157,16 +193,16 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  Control& control) {
   const std::size_t bytes = workspace_bytes(problem, method);
   const auto make_worker = [&]() -> Worker {
-    auto state = std::make_shared<ForwardState<T>>();
-    Workspace* workspace = memory.at_least(bytes);
+    auto leased = std::make_shared<Leased<ForwardState<T>>>(bytes);
+    Workspace* workspace = leased->lease.get();
     if (workspace == nullptr) {
       control.fail_for_memory();
     } else {
-      state->allocate(problem, method, *workspace);
+      leased->state.allocate(problem, method, *workspace);
     }
-    return [&, state](std::int64_t i, bool is_caller) {
+    return [&, leased](std::int64_t i, bool is_caller) {
       if (control.stopped(is_caller)) return;
-      solve_one(problem, i, method, options, warm.at(i), out, *state, control, is_caller);
+      solve_one(problem, i, method, options, warm.at(i), out, leased->state, control, is_caller);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
@@ -179,15 +215,15 @@ void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradien
   BackwardState<T>().allocate(problem, counter);
   const std::size_t bytes = counter.used();
   const auto make_worker = [&]() -> Worker {
-    auto state = std::make_shared<BackwardState<T>>();
-    Workspace* workspace = memory.at_least(bytes);
+    auto leased = std::make_shared<Leased<BackwardState<T>>>(bytes);
+    Workspace* workspace = leased->lease.get();
     if (workspace == nullptr) {
       control.fail_for_memory();
     } else {
-      state->allocate(problem, *workspace);
+      leased->state.allocate(problem, *workspace);
     }
-    return [&, state](std::int64_t i, bool is_caller) {
-      if (!control.stopped(is_caller)) vjp_one(problem, i, grads, *state);
+    return [&, leased](std::int64_t i, bool is_caller) {
+      if (!control.stopped(is_caller)) vjp_one(problem, i, grads, leased->state);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -22,15 +23,22 @@ struct Job {
   std::int64_t chunk;
   int helpers;  // how many more workers may join
   std::atomic<std::int64_t> next{0};
+  std::atomic<bool> failed{false};
   int working = 0;  // workers inside, guarded by the pool's mutex
 
-  void run(bool is_caller) {
-    const Worker work = (*make_worker)();
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
-      if (begin >= count) return;
-      const std::int64_t end = std::min(count, begin + chunk);
-      for (std::int64_t i = begin; i < end; ++i) work(i, is_caller);
+  // Only the making of a worker can throw, for want of memory.
+  void run(bool is_caller) noexcept {
+    try {
+      const Worker work = (*make_worker)();
+      for (;;) {
+        const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
+        if (begin >= count) return;
+        const std::int64_t end = std::min(count, begin + chunk);
+        for (std::int64_t i = begin; i < end; ++i) work(i, is_caller);
+      }
+    } catch (...) {
+      failed.store(true);
+      next.store(count);
     }
   }
 };
@@ -38,12 +46,13 @@ struct Job {
 class Pool {
  public:
   void run(Job& job, const std::function<void()>& idle) {
+    const bool one = job.helpers == 1;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(job.helpers);
       jobs_.push_back(&job);
     }
-    if (job.helpers == 1) {
+    if (one) {
       wake_.notify_one();
     } else {
       wake_.notify_all();
@@ -133,13 +142,14 @@ void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker
   Job job;
   job.make_worker = &make_worker;
   job.count = count;
-  job.chunk = std::max<std::int64_t>(1, count / (std::int64_t(threads) * 8 + 1));
+  job.chunk = std::max<std::int64_t>(1, count / (std::int64_t(threads) * 64));
   job.helpers = threads - 1;
   if (threads <= 1) {
     job.run(true);
   } else {
     the_pool().run(job, idle);
   }
+  if (job.failed.load()) throw std::bad_alloc();
 }
 
 }  // namespace factormax

@@ -288,8 +288,12 @@ def _add_slice(task: Solve, key: Variable, grad: npt.NDArray[Any], value_grads: 
     """Adds the gradient of a variable's or a slice's value to that of the whole tensor."""
     _require_shape(key.name, grad, (*task.batch_shape, *key.shape))
     slot = task.slots[key.position]
+    if not key.keys and not key.negated and value_grads[key.position] is None:
+        value_grads[key.position] = grad
+        return
     if value_grads[key.position] is None:
         value_grads[key.position] = np.zeros((task.batch, slot.size))
+    value_grads[key.position] = np.array(value_grads[key.position]).reshape(task.batch, slot.size)
     flat = grad.reshape(task.batch, key.size)
     places: Any = (slice(None), key.index.reshape(-1) - slot.start)
     # A slice may hold a variable twice.

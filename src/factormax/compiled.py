@@ -132,6 +132,7 @@ class CompiledGraph:
 
         # Topology: what lowering gives for lengths does not depend on masks and parameters.
         plain = [self._lower_bundle(b, None, None) for b in self.bundles]
+        self._plain = None if any(e.flags for e in self.entries) else plain
         lengths = [np.tile(r.lengths, r.col.shape[1]) for r in plain]
         rows = [np.full(r.col.shape[1], len(r.lengths)) for r in plain]
         self.row_ptr = _offsets(lengths)
@@ -160,9 +161,12 @@ class CompiledGraph:
             last = self._last
             if last is not None and last[0] == key:
                 return last[1]
-        blocks = [
-            self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
-        ]
+        if mask is None and self._plain is not None:  # nothing but topology
+            blocks = self._plain
+        else:
+            blocks = [
+                self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
+            ]
         lowered = Lowered(
             col=_join([r.col for r in blocks], np.int32),
             kind=_join([r.kind for r in blocks], np.int8),

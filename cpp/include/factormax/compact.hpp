@@ -344,6 +344,7 @@ class CompactSolver {
     }
     evaluate(p, next_);
     ++result_.iterations;
+    if (!(residual(next_) < residual(now_))) return;
     std::swap(now_, next_);
     lbfgs_.reset(p.m);
   }

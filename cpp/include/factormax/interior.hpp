@@ -37,11 +37,12 @@ class InteriorPoint {
     p_ = &p;
     x_ = x;
     start();
+    const T feasible = std::numeric_limits<T>::digits > 24 ? T(1e-10) : T(1e-5);
     int step = 0;
     for (; step < 60; ++step) {
       residuals();
       const T gap = complementarity();
-      if (!(gap > tolerance_) && max_abs(Span<const T>(primal_.first(p.m))) <= T(1e-10)) break;
+      if (!(gap > tolerance_) && max_abs(Span<const T>(primal_.first(p.m))) <= feasible) break;
       factorise();
       // Predictor: straight for complementarity 0.
       for (int j = 0; j < p.n; ++j) {

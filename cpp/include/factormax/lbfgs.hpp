@@ -40,7 +40,10 @@ class Lbfgs {
       ss += s[i] * s[i];
       yy += y[i] * y[i];
     }
-    if (!(sy > std::numeric_limits<T>::epsilon() * std::sqrt(ss * yy))) return;
+    if (!(sy > std::numeric_limits<T>::epsilon() * std::sqrt(ss * yy))) {
+      count_ = std::min(count_, kMemory - 1);  // the oldest is overwritten
+      return;
+    }
     head_ = (head_ + 1) % kMemory;
     count_ = std::min(count_ + 1, kMemory);
   }

@@ -83,7 +83,7 @@ FACTORMAX_VECTOR T box_row(const BoxRow<T>& row, T lo, T hi) {
         bracketed = true;
       }
       next = left + (right - left) / 2;
-      if (!(next > left && next < right)) return next;  // resolution, or no root at all
+      if (!(next > left && next < right)) return clip(next, lo, hi);  // resolution, or no root
     }
     t = next;
   }
