@@ -35,6 +35,7 @@ class Wiring:
     num_variables: int
     spec: str
     literals: IndexArray  # all factors' (k, d) literals, flat: 2 * variable + (1 if negated)
+    checked: bool = False  # whether it is known that no factor has a variable twice
     compiled: CompiledGraph | None = field(default=None, repr=False, compare=False)
 
 
@@ -109,7 +110,7 @@ class CompiledGraph:
             index.append(literals >> 1)
             negated.append((literals & 1).astype(bool))
             start = stop
-            twice = repeated_variable(index[-1])
+            twice = None if wiring.checked else repeated_variable(index[-1])
             if twice is not None:
                 raise GraphError(f"{entry.cls.__name__}: variable {twice} is in it twice.")
             if entry.cls.soft:
@@ -120,8 +121,8 @@ class CompiledGraph:
         self.bundles = [
             _Bundle(
                 cls,
-                np.concatenate([index[i] for i in members]),
-                np.concatenate([negated[i] for i in members]),
+                _rows([index[i] for i in members]),
+                _rows([negated[i] for i in members]),
                 members,
             )
             for (cls, _, _), members in bundles.items()
@@ -145,6 +146,8 @@ class CompiledGraph:
         links = [b.index.reshape(-1) for b in self.bundles] + [self.pairs.reshape(-1)]
         degree = np.bincount(np.concatenate(links), minlength=self.num_variables)
         blocks = [b.index for b in self.bundles] + [self.pairs]
+        if degree.min(initial=2) > 1:
+            return np.zeros(sum(map(len, blocks)), dtype=np.uint8)
         alone = [(degree[i] == 1).all(axis=1) for i in blocks]
         return np.concatenate(alone).astype(np.uint8)
 
@@ -229,7 +232,12 @@ class CompiledGraph:
             shapes = {"factor": (1, k), "literal": (1, k, d)}
             params = [np.ones(shapes[s]) for s in bundle.cls.param_shapes]
         present = np.ones((1, k, d), dtype=bool) if mask is None else mask[:, bundle.index]
-        return bundle.cls.lower(Group(bundle.index, bundle.negated, present, tuple(params)))
+        group = Group(bundle.index, bundle.negated, present, tuple(params), mask is None)
+        return bundle.cls.lower(group)
+
+
+def _rows(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _stack(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
@@ -254,14 +262,16 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
 
 
 @lru_cache(maxsize=64)
-def _compile(num_variables: int, spec: str, literals: bytes) -> CompiledGraph:
-    return CompiledGraph(Wiring(num_variables, spec, np.frombuffer(literals, dtype=np.int64)))
+def _compile(num_variables: int, spec: str, literals: bytes, checked: bool) -> CompiledGraph:
+    flat = np.frombuffer(literals, dtype=np.int64)
+    return CompiledGraph(Wiring(num_variables, spec, flat, checked))
 
 
 def compile_wiring(wiring: Wiring) -> CompiledGraph:
     """The compiled graph of a wiring; the last few are remembered, and by the wiring itself."""
     if wiring.compiled is None:
-        found = _compile(wiring.num_variables, wiring.spec, wiring.literals.tobytes())
+        literals = wiring.literals.tobytes()
+        found = _compile(wiring.num_variables, wiring.spec, literals, wiring.checked)
         object.__setattr__(wiring, "compiled", found)
         return found
     return wiring.compiled

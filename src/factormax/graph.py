@@ -210,7 +210,8 @@ class FactorGraph:
             doubled = f.index * 2
             literals.append((doubled if f.negated is None else doubled + f.negated).reshape(-1))
         flat = np.concatenate(literals) if literals else np.zeros(0, dtype=np.int64)
-        return Wiring(self.num_variables, ";".join(entries), flat)
+        # The factors checked themselves, unless they could not see their indices.
+        return Wiring(self.num_variables, ";".join(entries), flat, not is_tracing())
 
     def params(self) -> npt.NDArray[np.float64]:
         """The parameters of all factors, flat."""

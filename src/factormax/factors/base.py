@@ -7,6 +7,7 @@ compact dual (`lower`); the solvers see only those.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,6 +51,7 @@ class Group:
     negated: BoolArray  # (k, d)
     present: BoolArray  # (1 | B, k, d)
     params: tuple[FloatArray, ...]  # each (1 | B, k) or (1 | B, k, d)
+    whole: bool = False  # surely nothing is absent
 
     @property
     def count(self) -> IndexArray:
@@ -136,23 +138,22 @@ class Factor:
             self._check_distinct()
 
     def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
+        """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
+        index = u.index
+        ndim = index.ndim
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
-        ndim = u.index.ndim
-        if len(set(a % ndim if ndim else a for a in axes)) != len(axes) or any(
-            not -ndim <= a < ndim for a in axes
-        ):
+        if any(not isinstance(a, int) or not -ndim <= a < ndim for a in axes):
             raise ShapeError(
                 f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
                 f"batch dimensions aside."
             )
-        moved = np.moveaxis(u.index, axes, range(ndim - len(axes), ndim))
-        size = 1
-        for a in axes:
-            size *= u.index.shape[a]
-        rows = 1
-        for s in moved.shape[: ndim - len(axes)]:
-            rows *= s
-        return moved.reshape(rows, size)
+        last = [a % ndim for a in axes]
+        if len(set(last)) != len(last):
+            raise ShapeError(f"{self.kind} over {u.name}: axis={axis} names an axis twice.")
+        first = [a for a in range(ndim) if a not in last]
+        rows = math.prod([index.shape[a] for a in first])
+        size = math.prod([index.shape[a] for a in last])
+        return np.asarray(index.transpose(first + last).reshape(rows, size))
 
     def _check_distinct(self) -> None:
         if is_tracing():
@@ -250,15 +251,21 @@ class LinearFactor(Factor):
     @classmethod
     def lower(cls, group: Group) -> RowBlocks:
         """One row a factor. `l = 1 - mu` flips the sign of an entry and moves the bound."""
-        s = cls.coefficients(group) * group.present
-        c = cls.bound(group) - np.sum(s * group.negated, axis=-1)
-        coef = np.where(group.negated, -s, s)
-        count = group.count
+        k, d = group.index.shape
+        coef, c = cls.coefficients(group), cls.bound(group)
         sense = EQUALITY if cls.equality else INEQUALITY
-        kind = np.where(count > 0, sense, ABSENT).astype(np.int8)
+        if group.whole:
+            coef = np.broadcast_to(coef, (coef.shape[0], k, d))
+            kind = np.full((1, k), sense, dtype=np.int8)
+        else:
+            coef = coef * group.present
+            kind = np.where(group.count > 0, sense, ABSENT).astype(np.int8)
+        if group.negated.any():
+            c = c - np.sum(coef * group.negated, axis=-1)
+            coef = np.where(group.negated, -coef, coef)
         rhs = np.broadcast_to(c, np.broadcast_shapes(c.shape, kind.shape))
         return RowBlocks(
-            lengths=np.array([group.index.shape[1]]),
+            lengths=np.array([d]),
             col=group.index[None],
             coef=coef,
             rhs=rhs[..., None],
