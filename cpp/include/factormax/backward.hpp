@@ -66,9 +66,10 @@ struct Gradients {
 
 // Returns the largest residual of the reduced system, relative to the incoming gradient.
 template <class T>
-T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
-      const std::int8_t* var_side, const std::int8_t* row_side, const Gradients<T>& grads,
-      ReducedSystem<T>& system, Span<T> d, Span<T> rhs) {
+FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
+                       const std::int8_t* var_side, const std::int8_t* row_side,
+                       const Gradients<T>& grads, ReducedSystem<T>& system, Span<T> d,
+                       Span<T> rhs) {
   const auto interior = static_cast<std::int8_t>(Side::interior);
   const auto at_upper = static_cast<std::int8_t>(Side::upper);
   const T* score = problem.eta_v.at(instance);
@@ -77,7 +78,11 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
   };
 
   // d: the gradient with respect to mu, with what comes through the values of the pairs.
-  for (int j = 0; j < p.n; ++j) d[j] = grads.grad_mu[p.var[j]];
+  if (p.complete) {
+    std::copy(grads.grad_mu, grads.grad_mu + p.n, d.data);
+  } else {
+    for (int j = 0; j < p.n; ++j) d[j] = grads.grad_mu[p.var[j]];
+  }
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);
     if (grads.grad_mu_v[q] == 0 || !present(pair)) continue;
@@ -99,9 +104,13 @@ T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
   const T residual = system.solve(Span<const T>(rhs), wanted);
   system.subtract_transpose(Span<const T>(system.solution), d.data);
 
-  std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
-  for (int j = 0; j < p.n; ++j) {
-    if (free(j)) grads.grad_eta_u[p.var[j]] = d[j];
+  if (p.complete) {
+    for (int j = 0; j < p.n; ++j) grads.grad_eta_u[j] = var_side[j] == interior ? d[j] : T(0);
+  } else {
+    std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
+    for (int j = 0; j < p.n; ++j) {
+      if (free(j)) grads.grad_eta_u[p.var[j]] = d[j];
+    }
   }
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);

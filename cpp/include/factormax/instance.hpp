@@ -34,6 +34,7 @@ struct Instance {
   int m = 0;               // rows present
   int hard = 0;            // the first `hard` rows are constraints, the others are soft (pairs)
   int num_blocks = 0;      // factors present
+  bool complete = false;   // all variables of the Problem are present: var is the identity
   bool consistent = true;  // false: some row alone can't hold
   T largest_score = 0;
   int longest_row = 0;
@@ -90,7 +91,7 @@ struct Instance {
   bool is_soft(int r) const { return r >= hard; }
 
   void prepare(const Problem<T>& p, std::int64_t i) {
-    const bool complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
+    complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
     // Rows that no instance changes are laid out once.
     const bool shared = complete && p.col.stride == 0 && p.coef.stride == 0 && p.rhs.stride == 0 &&
                         p.kind.stride == 0;

@@ -19,11 +19,14 @@ class Lbfgs {
       cut_y_[i] = ws.take<T>(rows);
     }
     cut_d_ = ws.take<T>(rows);
+    cut_to_ = ws.take<std::int32_t>(rows);
+    cut_to_.size = 0;
   }
 
   void reset(int rows) {
     count_ = head_ = 0;
     rows_ = rows;
+    std::fill(is_cut_, is_cut_ + kMemory, false);
   }
   bool empty() const { return count_ == 0; }
 
@@ -44,6 +47,7 @@ class Lbfgs {
       count_ = std::min(count_, kMemory - 1);  // the oldest is overwritten
       return;
     }
+    is_cut_[head_] = false;
     head_ = (head_ + 1) % kMemory;
     count_ = std::min(count_ + 1, kMemory);
   }
@@ -57,8 +61,15 @@ class Lbfgs {
     }
     const Span<T> cut = cut_d_.first(free.size);
     for (int k = 0; k < free.size; ++k) cut[k] = -g[free[k]];
+    if (!std::equal(free.begin(), free.end(), cut_to_.begin(), cut_to_.end())) {
+      std::fill(is_cut_, is_cut_ + kMemory, false);
+      cut_to_.size = free.size;
+      copy(free, cut_to_);
+    }
     for (int a = 0; a < count_; ++a) {
       const int i = recent(a);
+      if (is_cut_[i]) continue;
+      is_cut_[i] = true;
       const T *s = s_[i].data, *y = y_[i].data;
       for (int k = 0; k < free.size; ++k) {
         cut_s_[i].data[k] = s[free[k]];
@@ -107,6 +118,8 @@ class Lbfgs {
   Span<T> s_[kMemory], y_[kMemory];          // (rows,)
   Span<T> cut_s_[kMemory], cut_y_[kMemory];  // (free,)
   Span<T> cut_d_;
+  Span<std::int32_t> cut_to_;  // the free unknowns they are cut down to,
+  bool is_cut_[kMemory] = {};  // those that are
   int count_ = 0, head_ = 0, rows_ = 0;
 };
 
