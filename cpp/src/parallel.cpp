@@ -24,7 +24,7 @@ struct Job {
   int helpers;  // how many more workers may join
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
-  int working = 0;  // workers inside, guarded by the pool's mutex
+  std::atomic<int> working{0};  // workers inside
 
   // Only the making of a worker can throw, for want of memory.
   void run(bool is_caller) noexcept {
@@ -43,6 +43,12 @@ struct Job {
   }
 };
 
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
 class Pool {
  public:
   void run(Job& job, const std::function<void()>& idle) {
@@ -59,8 +65,12 @@ class Pool {
     }
     job.run(true);
     std::unique_lock<std::mutex> lock(mutex_);
-    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
-    while (job.working > 0) {
+    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));  // nobody joins any more
+    lock.unlock();
+    // The others are at their last index: waiting for them awake is faster than going to sleep.
+    for (int spin = 0; spin < 4000 && job.working.load() > 0; ++spin) pause();
+    lock.lock();
+    while (job.working.load() > 0) {
       if (done_.wait_for(lock, std::chrono::milliseconds(50)) == std::cv_status::timeout) {
         lock.unlock();
         idle();
