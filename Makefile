@@ -63,10 +63,13 @@ test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## only
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 .PHONY: cpp-test
-cpp-test: $(STAMPS)/tools  ## C++ tests under the address and undefined-behaviour sanitizers
-	$(BIN)/cmake -S . -B build/cpp -G Ninja -DFACTORMAX_CPP_TESTS=ON -DFACTORMAX_PYTHON=OFF
-	$(BIN)/cmake --build build/cpp
-	$(BIN)/ctest --test-dir build/cpp --output-on-failure --no-tests=error
+cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
+	for sanitize in ON OFF; do \
+	  $(BIN)/cmake -S . -B build/cpp-$$sanitize -G Ninja -DFACTORMAX_CPP_TESTS=ON \
+	    -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZE=$$sanitize && \
+	  $(BIN)/cmake --build build/cpp-$$sanitize && \
+	  $(BIN)/ctest --test-dir build/cpp-$$sanitize --output-on-failure --no-tests=error || exit 1; \
+	done
 
 .PHONY: bench
 bench: $(STAMPS)/install $(STAMPS)/extra-bench  ## check the answers, then time them

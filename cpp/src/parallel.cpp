@@ -148,6 +148,7 @@ int get_num_threads() {
 
 void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
                   const std::function<void()>& idle) {
+  if (count <= 0) return;
   const int threads = static_cast<int>(std::min<std::int64_t>(get_num_threads(), count));
   Job job;
   job.make_worker = &make_worker;

@@ -130,6 +130,7 @@ class CompiledGraph:
         self.pairs = _stack(pairs, np.int32)
         self.pair_negated = _stack(pair_negated, np.uint8)
         self._last: tuple[bytes, Lowered] | None = None
+        self._shared_params = not any("b" in e.flags for e in self.entries)
 
         # Topology: what lowering gives for lengths does not depend on masks and parameters.
         plain = [self._lower_bundle(b, None, None) for b in self.bundles]
@@ -158,8 +159,8 @@ class CompiledGraph:
 
     def lower(self, params: FloatArray, mask: npt.NDArray[np.bool_] | None, batch: int) -> Lowered:
         """The rows of a batch with these parameters (flat) and mask (`(B, n)`, or None)."""
-        key = params.tobytes()
-        static = mask is None and not any("b" in e.flags for e in self.entries)
+        static = mask is None and self._shared_params
+        key = params.tobytes() if static else b""
         if static:
             last = self._last
             if last is not None and last[0] == key:

@@ -202,7 +202,9 @@ def vjp(
 
 
 def _dense(grad: FloatArray | None, like: FloatArray) -> FloatArray:
-    return np.zeros_like(like) if grad is None else np.ascontiguousarray(grad, like.dtype)
+    if grad is None:
+        return np.zeros_like(like) if like.size else like
+    return np.ascontiguousarray(grad, like.dtype)
 
 
 def _report_backward(
