@@ -170,3 +170,11 @@ def test_a_variable_is_no_array(fg):
         u[0] = 1
     with pytest.raises(TypeError):
         u + 1
+
+
+def test_torch_pair_scores_over_numpy_variables():
+    torch = pytest.importorskip("torch")
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros(3))
+    with pytest.raises(fm.GraphError, match="Pair over u"):
+        fg.add(fm.Pair(u[:2], u[1:], torch.zeros(2)))

@@ -132,6 +132,8 @@ class FactorGraph:
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
+        if isinstance(factor, Pair) and is_tensor(factor.scores):
+            self._check_library(f"{factor.name} (its scores)", factor.scores)
         self.factors.append(factor)
         return factor
 
