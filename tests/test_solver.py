@@ -463,3 +463,96 @@ class TestWarmStart:
         small = solved(matching(rng, 3, 1.0))[1]
         with pytest.raises((fm.GraphError, fm.ShapeError), match=r"warm.start"):
             solved(matching(rng, 4, 1.0), warm_start=small)
+
+
+# Scores of very different sizes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("fill", [-1e4, -1e6, -1e9, "min"])
+def test_filling_with_a_huge_negative_score_is_a_mask(fill, dtype):
+    """`masked_fill(pad, -1e9)` is what people write; it must not blur the other variables."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(16, 6, 8)).astype(dtype)
+    pad = rng.random(scores.shape) < 0.25
+    pad[..., 0] = False
+    huge = np.finfo(dtype).min if fill == "min" else fill
+    values = []
+    for x in (np.where(pad, dtype(huge), scores), np.where(pad, dtype(-np.inf), scores)):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(x)
+        fg.add(fm.AtMostOne(u, axis=0))
+        fg.add(fm.Or(u, axis=1))
+        assert fg.solve(on_failure="raise").converged.all()
+        values.append(u.value)
+    np.testing.assert_allclose(values[0], values[1], atol=2e-5 if dtype == np.float32 else 1e-5)
+
+
+@pytest.mark.parametrize("huge", [1e6, -1e6, 1e9, -1e9])
+def test_unrelated_variables_do_not_blur_each_other(huge):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.3, 0.5], dtype=np.float32))
+    v = fg.variable_from(np.array([huge, 0.5, 0.05], dtype=np.float32))
+    fg.add(fm.Xor(u))
+    fg.solve(on_failure="raise")
+    np.testing.assert_allclose(u.value, [0.4, 0.6], atol=1e-6)
+    np.testing.assert_allclose(v.value, [huge > 0, 0.5, 0.05], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "score"), [(100, 10.0), (10_000, 10.0), (10_000, 0.0), (100_000, 0.0), (100_000, 1.0)]
+)
+def test_a_long_row_in_float32(size, score):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.full(size, score, dtype=np.float32))
+    fg.add(fm.Xor(u))
+    solution = fg.solve(on_failure="ignore")
+    # The multiplier moves all variables at once; a sum of floats adds its own rounding.
+    eps = np.finfo(np.float32).eps
+    resolution = eps * max(score, 1 / size) * size + 8 * eps * np.sqrt(size)
+    assert abs(u.value.astype(float).sum() - 1) <= resolution
+    assert solution.converged or resolution > 1e-3
+
+
+def test_nothing_far_off_is_called_converged():
+    rng = np.random.default_rng(0)
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from((1e6 * rng.normal(size=(200, 20))).astype(np.float32))
+    fg.add(fm.Exactly(u, 10))
+    converged = fg.solve(on_failure="ignore").converged
+    off = np.abs(u.value.astype(float).sum(1) - 10)
+    assert off[converged].max(initial=0) <= 5e-3
+
+
+def test_masks_leave_few_rows_of_many():
+    """A graph too large for the fallback, whose instances are small and hard."""
+    rng = np.random.default_rng(1)
+    n = 700
+    fg = fm.FactorGraph(batch_dims=1)
+    mask = np.zeros((4, n), dtype=bool)
+    mask[:, :40] = True
+    u = fg.variable_from(1e4 * rng.normal(size=(4, n)), mask=mask)
+    members = np.stack([rng.choice(40, 4, replace=False) for _ in range(40)])
+    rest = np.arange(40, n).reshape(-1, 4)
+    fg.add(fm.Knapsack(u[np.concatenate([members, rest])], rng.random((205, 4)), 1.0, axis=1))
+    fg.add(fm.Pair(u[:-1], u[1:], 1e4 * rng.normal(size=n - 1)))
+    assert fg.solve(max_iter=5000, on_failure="ignore").converged.all()
+
+
+def test_a_pair_without_a_score_changes_nothing():
+    for seed in (4403, 7229):
+        problem = fuzzed_problem(seed)
+        built, _ = solved(problem)
+        value = built.u.value
+        built.fg.add(fm.Pair(built.u[0], built.u[1], 0.0))
+        assert built.fg.solve().converged
+        np.testing.assert_allclose(built.u.value, value, atol=1e-5)
+
+
+def test_a_long_chain_of_pairs():
+    rng = np.random.default_rng(0)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(rng.normal(size=3000))
+    fg.add(fm.Pair(u[:-1], u[1:], 5.0))
+    solution = fg.solve(on_failure="raise")
+    assert np.ptp(u.value) <= 1 and solution.converged

@@ -451,3 +451,39 @@ def test_data_loader_workers_can_solve():
         items, batch_size=3, num_workers=2, multiprocessing_context="fork", timeout=60
     )
     torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
+
+
+def test_parameters_take_no_gradient():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(torch.zeros(3))
+    with pytest.raises(fm.GraphError, match="costs takes no gradient"):
+        fg.add(fm.Knapsack(u, torch.ones(3, requires_grad=True), 1.0))
+
+
+def test_create_graph_without_a_second_derivative():
+    scores = randn(4, 4)
+    (grad,) = torch.autograd.grad((matching(scores) ** 2).sum(), scores, create_graph=True)
+    (plain,) = torch.autograd.grad((matching(scores) ** 2).sum(), scores)
+    torch.testing.assert_close(grad.detach(), plain)
+
+
+def test_values_changed_in_place_are_noticed():
+    scores = randn(4, 4)
+    fg = fm.FactorGraph()
+    u, v = fg.variable_from(scores), fg.variable_from(randn(2))
+    fg.add(fm.Xor(u, axis=1))
+    solution = fg.solve()
+    v.value.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        solution.objective.backward()
+
+
+def test_the_error_carries_the_solution():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(torch.zeros(3))
+    fg.add(fm.AtLeast(u, 2))
+    fg.add(fm.AtMostOne(u))
+    with pytest.raises(fm.InfeasibleError) as caught:
+        fg.solve(on_failure="raise")
+    assert caught.value.solution.status is fm.Status.INFEASIBLE
+    assert u.value.isnan().all()

@@ -14,9 +14,11 @@ struct ForwardState {
   Instance<T> instance;
   CompactSolver<T> compact;
   AdmmSolver<T> admm;
+  Span<T> error;
 
   void allocate(const Problem<T>& p, Method method, Workspace& ws) {
     instance.allocate(p, ws);
+    error = ws.take<T>(p.num_vars);
     if (method == Method::compact) compact.allocate(p, ws);
     if (method == Method::admm) admm.allocate(p, ws);
   }
@@ -54,7 +56,7 @@ class ThreadMemory {
       workspace_ = &memory.workspace_;
     }
     ~Lease() {
-      if (memory_ != nullptr) memory_->busy_ = false;
+      if (memory_ != nullptr) memory_->give_back();
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -69,8 +71,16 @@ class ThreadMemory {
   };
 
  private:
+  void give_back() {
+    busy_ = false;
+    if (capacity_ > kKeep) {
+      workspace_ = Workspace();
+      capacity_ = 0;
+    }
+  }
+
   void reserve(std::size_t bytes) {
-    if (bytes > capacity_ || (capacity_ > kKeep && bytes <= kKeep)) {
+    if (bytes > capacity_) {
       workspace_ = Workspace();
       workspace_ = Workspace(bytes);
       capacity_ = workspace_.valid() ? bytes : 0;
@@ -106,10 +116,14 @@ double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v
 }
 
 template <class T>
-void write_infeasible(const Problem<T>& p, std::int64_t i, const Outputs<T>& out) {
+void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
+                      const Outputs<T>& out) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   const auto absent = static_cast<std::int8_t>(Side::absent);
   std::fill_n(out.mu.at(i), p.num_vars, nan);
+  for (int j = 0; j < p.num_vars; ++j) {
+    if (instance.new_var[j] < 0) out.mu.at(i)[j] = 0;  // masked
+  }
   std::fill_n(out.mu_v.at(i), p.num_pairs, nan);
   std::fill_n(out.tau.at(i), p.num_dual(), T(0));
   std::fill_n(out.var_side.at(i), p.num_vars, absent);
@@ -119,11 +133,10 @@ void write_infeasible(const Problem<T>& p, std::int64_t i, const Outputs<T>& out
 
 template <class T>
 void write_solution(const Problem<T>& p, const Instance<T>& instance, const DualPoint<T>& at,
-                    const Result& result, std::int64_t i, const Outputs<T>& out) {
+                    Span<T> scratch, std::int64_t i, const Outputs<T>& out) {
   T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
-  const T residual = static_cast<T>(std::max(result.primal_residual, result.dual_residual));
   std::int8_t* side = out.var_side.at(i);
-  classify(p, instance, at, residual, side, out.row_side.at(i));
+  classify(p, instance, at, scratch, side, out.row_side.at(i));
   std::fill_n(mu, p.num_vars, T(0));
   std::fill_n(tau, p.num_dual(), T(0));
   for (int j = 0; j < instance.n; ++j) {
@@ -141,6 +154,24 @@ void write_solution(const Problem<T>& p, const Instance<T>& instance, const Dual
   out.objective[i] = objective(p, i, mu, mu_v);
 }
 
+// How far the answer itself, with its exact zeros and ones, is from meeting the constraints: it
+// goes into the residual, and nothing that is far off is called converged.
+template <class T>
+void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
+  double worst = 0;
+  for (int r = 0; r < instance.hard; ++r) {
+    double product = 0;
+    for (int k = instance.ptr[r]; k < instance.ptr[r + 1]; ++k) {
+      product += double(instance.coef[k]) * mu[instance.var[instance.col[k]]];
+    }
+    const double excess = product - instance.rhs[r];
+    worst = std::max(worst, instance.lo[r] == 0 ? excess : std::fabs(excess));
+  }
+  if (worst <= 5e-3) return;
+  result.primal_residual = std::max(result.primal_residual, worst);
+  if (result.status == Status::converged) result.status = Status::stalled;
+}
+
 template <class T>
 void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
                const T* warm, const Outputs<T>& out, ForwardState<T>& state, Control& control,
@@ -148,13 +179,14 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   Instance<T>& instance = state.instance;
   instance.prepare(p, i);
   const bool compact = method == Method::compact;
-  const Result result = compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
-                                : state.admm.solve(instance, warm, options, control, may_poll);
+  Result result = compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
+                          : state.admm.solve(instance, warm, options, control, may_poll);
   if (result.status == Status::infeasible) {
-    write_infeasible(p, i, out);
+    write_infeasible(p, instance, i, out);
   } else {
     const DualPoint<T>& at = compact ? state.compact.point() : state.admm.point();
-    write_solution(p, instance, at, result, i, out);
+    write_solution(p, instance, at, state.error, i, out);
+    check_rows(instance, out.mu.at(i), result);
   }
   out.status[i] = static_cast<std::int32_t>(result.status);
   out.iterations[i] = result.iterations;
@@ -223,7 +255,10 @@ void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradien
       leased->state.allocate(problem, *workspace);
     }
     return [&, leased](std::int64_t i, bool is_caller) {
-      if (!control.stopped(is_caller)) vjp_one(problem, i, grads, leased->state);
+      if (control.stopped(is_caller)) return;
+      leased->state.system.control = &control;
+      leased->state.system.may_poll = is_caller;
+      vjp_one(problem, i, grads, leased->state);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });

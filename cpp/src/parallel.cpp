@@ -1,6 +1,8 @@
 #include "factormax/parallel.hpp"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -125,8 +127,10 @@ class Pool {
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {
+#if !defined(_WIN32)
   static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(new Pool); });
   (void)registered;
+#endif
   Pool* current = pool.load();
   if (current == nullptr) {
     Pool* fresh = new Pool;

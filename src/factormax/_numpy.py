@@ -207,8 +207,10 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     raw = task.run(options, warm)
     tensors, pairs = list(graph.tensors), graph.pairs()
     dtypes = [_value_dtype(t.scores) for t in tensors]
-    values = [v.astype(d, copy=False) for v, d in zip(task.values(), dtypes, strict=True)]
-    graph.set_answer(values, list(zip(pairs, task.pair_values(), strict=True)))
+    # Copies: the caller may write into them, and the backward pass needs the originals.
+    values = [v.astype(d) for v, d in zip(task.values(), dtypes, strict=True)]
+    pair_values = [np.array(v) for v in task.pair_values()]
+    graph.set_answer(values, list(zip(pairs, pair_values, strict=True)))
 
     def vjp(grads: Mapping[Variable | Factor, Any], objective: Any) -> dict[Any, Any]:
         value_grads: list[Any] = [None] * len(tensors)
@@ -244,7 +246,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         multipliers=raw.tau,
         differentiate=vjp,
     )
-    engine.report_failures(raw, options.on_failure)
+    engine.report_failures(raw, options.on_failure, solution)
     return solution
 
 

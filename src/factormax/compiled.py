@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from factormax.arrays import FloatArray, IndexArray
 from factormax.errors import GraphError
-from factormax.factors import REGISTRY
 from factormax.factors.base import Factor, Group, RowBlocks, repeated_variable
 
 __all__ = ["CompiledGraph", "Lowered", "Wiring", "compile_wiring", "num_dual"]
@@ -55,7 +54,7 @@ def parse_spec(spec: str) -> tuple[Entry, ...]:
     entries = []
     for text in filter(None, spec.split(";")):
         kind, k, d, flags = text.split(",")
-        entries.append(Entry(REGISTRY[kind], int(k), int(d), flags))
+        entries.append(Entry(Factor.registry[kind], int(k), int(d), flags))
     return tuple(entries)
 
 
@@ -81,8 +80,8 @@ class Lowered:
 
     col: npt.NDArray[np.int32]  # (1 | B, nnz)
     kind: npt.NDArray[np.int8]  # (1 | B, R)
-    coef: dict[type[np.floating], FloatArray]  # by dtype, (1 | B, nnz)
-    rhs: dict[type[np.floating], FloatArray]  # by dtype, (1 | B, R)
+    coef: FloatArray  # (1 | B, nnz)
+    rhs: FloatArray  # (1 | B, R)
 
 
 class CompiledGraph:
@@ -129,7 +128,7 @@ class CompiledGraph:
         ]
         self.pairs = _stack(pairs, np.int32)
         self.pair_negated = _stack(pair_negated, np.uint8)
-        self._last: tuple[bytes, Lowered] | None = None
+        self._last: tuple[Any, Lowered] | None = None
         self._shared_params = not any("b" in e.flags for e in self.entries)
 
         # Topology: what lowering gives for lengths does not depend on masks and parameters.
@@ -157,14 +156,19 @@ class CompiledGraph:
         """The number of hard rows."""
         return len(self.row_ptr) - 1
 
-    def lower(self, params: FloatArray, mask: npt.NDArray[np.bool_] | None, batch: int) -> Lowered:
+    def lower(
+        self,
+        params: FloatArray,
+        mask: npt.NDArray[np.bool_] | None,
+        batch: int,
+        dtype: npt.DTypeLike,
+    ) -> Lowered:
         """The rows of a batch with these parameters (flat) and mask (`(B, n)`, or None)."""
         static = mask is None and self._shared_params
-        key = params.tobytes() if static else b""
-        if static:
-            last = self._last
-            if last is not None and last[0] == key:
-                return last[1]
+        key = (np.dtype(dtype), params.tobytes()) if static else None
+        last = self._last
+        if last is not None and key is not None and last[0] == key:
+            return last[1]
         if mask is None and self._plain is not None:  # nothing but topology
             blocks = self._plain
         else:
@@ -174,15 +178,11 @@ class CompiledGraph:
         lowered = Lowered(
             col=_join([r.col for r in blocks], np.int32),
             kind=_join([r.kind for r in blocks], np.int8),
-            coef={},
-            rhs={},
+            coef=_join([r.coef for r in blocks], dtype),
+            # A bound beyond all reason never binds, and must not become infinite.
+            rhs=_join([np.clip(r.rhs, -1e30, 1e30) for r in blocks], dtype),
         )
-        coef = _join([r.coef for r in blocks], np.float64)
-        rhs = _join([r.rhs for r in blocks], np.float64)
-        for dtype in (np.float64, np.float32):
-            lowered.coef[dtype] = coef.astype(dtype, copy=False)
-            lowered.rhs[dtype] = rhs.astype(dtype, copy=False)
-        if static:
+        if key is not None:
             self._last = (key, lowered)
         return lowered
 
@@ -252,7 +252,7 @@ def _offsets(lengths: list[IndexArray]) -> npt.NDArray[np.int32]:
     return ends.astype(np.int32)
 
 
-def _join(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Concatenates `(1 | B, k, ...)` blocks to `(1 | B, total)`."""
     if not parts:
         return np.zeros((1, 0), dtype=dtype)
@@ -260,6 +260,9 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     flat = [np.broadcast_to(p, (lead, *p.shape[1:])).reshape(lead, -1) for p in parts]
     joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
     return np.ascontiguousarray(joined, dtype=dtype)
+
+
+_LARGEST_REMEMBERED = 200_000  # literals; larger graphs are remembered by their wiring alone
 
 
 @lru_cache(maxsize=64)
@@ -271,8 +274,11 @@ def _compile(num_variables: int, spec: str, literals: bytes, checked: bool) -> C
 def compile_wiring(wiring: Wiring) -> CompiledGraph:
     """The compiled graph of a wiring; the last few are remembered, and by the wiring itself."""
     if wiring.compiled is None:
-        literals = wiring.literals.tobytes()
-        found = _compile(wiring.num_variables, wiring.spec, literals, wiring.checked)
+        if wiring.literals.size > _LARGEST_REMEMBERED:
+            found = CompiledGraph(wiring)
+        else:
+            literals = wiring.literals.tobytes()
+            found = _compile(wiring.num_variables, wiring.spec, literals, wiring.checked)
         object.__setattr__(wiring, "compiled", found)
         return found
     return wiring.compiled

@@ -97,13 +97,12 @@ def _structure(
     graph = compile_wiring(wiring)
     if mask is not None:
         mask = np.ascontiguousarray(mask)
-    lowered = graph.lower(params, mask, eta_u.shape[0])
-    dtype = eta_u.dtype.type
+    lowered = graph.lower(params, mask, eta_u.shape[0], eta_u.dtype)
     return graph, (
         graph.row_ptr,
         lowered.col,
-        lowered.coef[dtype],
-        lowered.rhs[dtype],
+        lowered.coef,
+        lowered.rhs,
         lowered.kind,
         graph.pairs,
         graph.pair_negated,
@@ -224,7 +223,7 @@ def _report_backward(
     _warn(message)
 
 
-def report_failures(raw: RawSolution, on_failure: str) -> None:
+def report_failures(raw: RawSolution, on_failure: str, solution: Any = None) -> None:
     """Raises or warns, as asked, if an instance did not converge."""
     if on_failure == "ignore" or not raw.status.any():  # CONVERGED is 0
         return
@@ -242,7 +241,7 @@ def report_failures(raw: RawSolution, on_failure: str) -> None:
     ]
     worst = np.max(np.maximum(raw.primal_residual, raw.dual_residual)[failed])
     error = InfeasibleError if Status.INFEASIBLE.code in codes else NotConvergedError
-    raise error(f"{' '.join(parts)} (largest residual {worst:.1e})")
+    raise error(f"{' '.join(parts)} (largest residual {worst:.1e})", solution)
 
 
 def _warn(message: str) -> None:

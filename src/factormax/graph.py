@@ -65,7 +65,10 @@ class FactorGraph:
     """
 
     def __init__(self, batch_dims: int = 0) -> None:
-        if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
+        if not isinstance(batch_dims, (int, np.integer)) or isinstance(batch_dims, bool):
+            raise GraphError(f"batch_dims must be a whole number, got {batch_dims!r}.")
+        batch_dims = int(batch_dims)
+        if batch_dims < 0:
             raise GraphError(f"batch_dims must be a whole number, at least 0, got {batch_dims!r}.")
         self.batch_dims = batch_dims
         self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
@@ -94,6 +97,8 @@ class FactorGraph:
             GraphError: if the scores are no numbers, or of another library than earlier ones.
         """
         label = name or self._default_name()
+        if isinstance(scores, np.ma.MaskedArray):
+            raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
         given: Any = scores if is_tensor(scores) else np.asarray(scores)
         self._check_library(label, given)
         _check_numbers(label, given)
@@ -132,7 +137,7 @@ class FactorGraph:
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
-        if isinstance(factor, Pair) and is_tensor(factor.scores):
+        if isinstance(factor, Pair) and is_tensor(factor.scores) and not is_tracing():
             self._check_library(f"{factor.name} (its scores)", factor.scores)
         self.factors.append(factor)
         return factor
@@ -176,7 +181,8 @@ class FactorGraph:
             method: "auto", or "admm" for the paper's algorithm.
             tol: how far the constraints may be from holding.
             max_iter: the most passes over the graph, for each instance.
-            max_inner_iter: the most oracle calls a structured factor may take in one pass.
+            max_inner_iter: the most oracle calls a structured factor may take in one pass; the
+                factors of this version need none.
             step_size: of "admm".
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of a graph of the same factors to start from.
@@ -208,7 +214,7 @@ class FactorGraph:
         for f in self.factors:
             k, d = f.index.shape
             flags = "".join(["s" if p.shape[0] == 1 else "b" for p in f.params])
-            entries.append(f"{f.kind},{k},{d},{flags}")
+            entries.append(f"{f.registered},{k},{d},{flags}")
             doubled = f.index * 2
             literals.append((doubled if f.negated is None else doubled + f.negated).reshape(-1))
         flat = np.concatenate(literals) if literals else np.zeros(0, dtype=np.int64)
@@ -345,5 +351,5 @@ def _checked_options(
             raise ValueError(f"{word} must be a positive number, got {number!r}.")
     for word, count in (("max_iter", max_iter), ("max_inner_iter", max_inner_iter)):
         if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:
-            raise ValueError(f"{word} must be a whole number, at least 1, got {count!r}.")
+            raise ValueError(f"{word} must be a whole number from 1 to 2**31 - 1, got {count!r}.")
     return Options(method, float(tol), int(max_iter), float(step_size), on_failure)

@@ -78,13 +78,13 @@ class Solution:
         passes = to_numpy(self.passes)
         most = int(passes.max()) if passes.size else 0
         if passes.ndim == 0:
-            return f"<Solution: {self.status.name} after {most} iterations>"
+            return f"<Solution: {self.status.name}, iterations: {most}>"
         states = [
             f"{count} {Status.from_code(int(code)).name}"
             for code, count in zip(codes, counts, strict=True)
         ]
         what = ", ".join(states) or "no instances"
-        return f"<Solution: {what} after at most {most} iterations>"
+        return f"<Solution: {what}, iterations: at most {most}>"
 
     def vjp(
         self,

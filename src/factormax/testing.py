@@ -69,13 +69,13 @@ def check_factor(
 def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.DenseProblem:
     """One instance of a batch, as the reference sees it."""
     graph = compile_wiring(wiring)
-    lowered = graph.lower(numbers.params, numbers.mask, len(numbers.eta_u))
+    lowered = graph.lower(numbers.params, numbers.mask, len(numbers.eta_u), np.float64)
     compiled = reference.Compiled(
         num_variables=graph.num_variables,
         row_ptr=graph.row_ptr,
         col=lowered.col,
-        coef=np.asarray(lowered.coef[np.float64], dtype=np.float64),
-        rhs=np.asarray(lowered.rhs[np.float64], dtype=np.float64),
+        coef=np.asarray(lowered.coef, dtype=np.float64),
+        rhs=np.asarray(lowered.rhs, dtype=np.float64),
         kind=lowered.kind,
         pairs=graph.pairs,
         pair_negated=graph.pair_negated.astype(bool),
@@ -94,7 +94,7 @@ def _wiring(factor: Factor) -> Wiring:
     flags = "".join("s" if len(p) == 1 else "b" for p in factor.params)
     doubled = factor.index * 2
     literals = (doubled if factor.negated is None else doubled + factor.negated).reshape(-1)
-    return Wiring(factor.graph.num_variables, f"{factor.kind},{k},{d},{flags}", literals)
+    return Wiring(factor.graph.num_variables, f"{factor.registered},{k},{d},{flags}", literals)
 
 
 def _random_numbers(factor: Factor, scale: float, trials: int, rng: np.random.Generator) -> Numbers:

@@ -214,14 +214,13 @@ class EagerSolve(torch.autograd.Function):
         """The values of the variables and of the pairs, the objective, and the raw solution."""
         task = plan.start(scores)
         raw = task.run(plan.options, plan.warm)
-        engine.report_failures(raw, plan.options.on_failure)
         objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
         given = [*task.values(), *task.pair_values(), objective]
         outputs = [
             _match(v if isinstance(v, Tensor) else torch.from_numpy(v), *kind)
             for v, kind in zip(given, [*plan.outputs, plan.outputs[0]], strict=True)
         ]
-        ctx.save_for_backward(outputs[0])  # to hear if the values are changed in place
+        ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
         return (*outputs, raw)
@@ -230,21 +229,34 @@ class EagerSolve(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         _ = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            _no_double_backward(ctx)
         plan, task = ctx.plan, ctx.task
         given = [None if g is None else _numpy(_to_cpu(g, plan.dtype)) for g in grads[:-1]]
         count = len(task.slots)
         of_scores, of_pairs = task.pull_back(given[:count], given[count:-1], given[-1])
         found = [of_scores[i] for i in plan.variables] + [of_pairs[i] for i in plan.factors]
-        needed = ctx.needs_input_grad[1:]
-        return (
-            None,
-            *(
-                _match(torch.from_numpy(g), *kind) if wanted else None
-                for g, kind, wanted in zip(found, plan.kinds, needed, strict=True)
-            ),
-        )
+        out = [
+            _match(torch.from_numpy(g), *kind) if wanted else None
+            for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[1:], strict=True)
+        ]
+        if torch.is_grad_enabled():  # create_graph=True
+            incoming = [g for g in grads[:-1] if g is not None and g.requires_grad]
+            apply: Any = LastDerivative.apply
+            out = [None if g is None else apply(g, *incoming) for g in out]
+        return (None, *out)
+
+
+class LastDerivative(torch.autograd.Function):
+    """A gradient that depends on others, but can't be differentiated any further."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *incoming: Tensor) -> Tensor:
+        """The gradient itself."""
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Raises."""
+        return _no_double_backward(ctx)
 
 
 class EagerPlan:
@@ -307,7 +319,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     *outputs, objective, raw = apply(plan, *plan.inputs)
     count = len(graph.tensors)
     graph.set_answer(outputs[:count], list(zip(graph.pairs(), outputs[count:], strict=True)))
-    return Solution(
+    solution = Solution(
         objective=objective,
         codes=raw.status.reshape(shape),
         passes=raw.iterations.reshape(shape),
@@ -315,6 +327,8 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         multipliers=torch.from_numpy(raw.tau),
         wrap=torch.from_numpy,
     )
+    engine.report_failures(raw, options.on_failure, solution)
+    return solution
 
 
 def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:

@@ -134,3 +134,18 @@ class TestPair(FactorContract):
             assert "Pair" in str(error)
             return
         np.testing.assert_allclose([*u.value, pair.value], [0.55, 0.45, 0], atol=ALONE)
+
+
+def test_lists_of_variables():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.5, -0.25, 0.1, 0.4]))
+    pair = fg.add(fm.Pair([u[0], ~u[1:3]], [u[3], u[0], u[1]], np.array([1.0, -0.5, 0.3])))
+    fg.solve()
+    listed, shape = u.value, pair.value.shape
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.5, -0.25, 0.1, 0.4]))
+    fg.add(fm.Pair(u[0], u[3], 1.0))
+    fg.add(fm.Pair(~u[1:3], u[:2], np.array([-0.5, 0.3])))
+    fg.solve()
+    np.testing.assert_allclose(listed, u.value, atol=1e-6)
+    assert shape == (3,)

@@ -9,23 +9,43 @@
 namespace factormax {
 
 // Sides of variables and rows at the solution. In doubt a variable is clipped and a row is tight,
-// which gives the derivative wherever there is one, docs/math.md (40). The margin is there
-// because at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge
-// of their set, where a variable looks free by no more than its error.
+// which gives the derivative wherever there is one, docs/math.md (40). The margin is there because
+// at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge of their
+// set, where a variable looks free by no more than its error.
+//
+// The error is local: what a row lacks is spread over its free variables, and z is the rounded
+// difference of the score and of what the multipliers take. error: (n,) is scratch.
 template <class T>
-void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T residual,
-              std::int8_t* var_side, std::int8_t* row_side) {
-  const T eps = std::numeric_limits<T>::epsilon();
-  // Without convergence nothing is known: then the plain sides.
-  const T margin = std::min(2 * residual, T(1e-3)) + 8 * eps * (1 + max_abs(Span<const T>(at.z)));
+void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at,
+              Span<T> error, std::int8_t* var_side, std::int8_t* row_side) {
+  const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
+  const auto lack = [&](int r) {  // of row r, as in the residual
+    const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
+    return std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
+  };
+  fill(error.first(p.n), T(0));
+  for (int r = 0; r < p.m; ++r) {
+    const T missing = lack(r);
+    if (missing == 0) continue;
+    int free = 0;
+    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
+      const T z = at.z[p.col[k]];
+      free += z > 0 && z < 1;
+    }
+    const T share = missing / std::max(free, 1);
+    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) error[p.col[k]] += share;
+  }
   std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int j = 0; j < p.n; ++j) {
     const T z = at.z[j];
+    const T margin =
+        std::min(2 * error[j], most) + 8 * eps * (std::fabs(p.eta[j]) + std::fabs(p.eta[j] - z));
     const Side side = z <= margin ? Side::lower : z >= 1 - margin ? Side::upper : Side::interior;
     var_side[p.var[j]] = static_cast<std::int8_t>(side);
   }
   for (int r = 0; r < p.m; ++r) {
+    const T margin = std::min(2 * lack(r), most) + 8 * eps * (1 + std::fabs(at.x[r]));
     const T slack = at.g[r] * p.norm[r];  // b - a . mu
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;

@@ -42,6 +42,9 @@ class CompactSolver {
     options_ = &options;
     control_ = &control;
     may_poll_ = may_poll;
+    system_.control = &control;
+    system_.may_poll = may_poll;
+    system_.most_steps = 500;  // the finish is an attempt
     result_ = Result{};
     impatient_ = false;
     now_.resize(p.m, p.n);
@@ -64,6 +67,7 @@ class CompactSolver {
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
   static constexpr T kPromising = T(5e-3);  // residual at which the finish is first tried
+  static constexpr T kNear = T(1e-3);       // residual below which rounding is thought of
   static constexpr int kStall = 12;         // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
@@ -72,7 +76,9 @@ class CompactSolver {
   // Returns false if that already shows that there is no solution.
   bool approach() {
     int stages = 0;
-    for (T size = p_->largest_score; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
+    // Scores far below all others only keep their variables out.
+    const T relevant = std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
+    for (T size = relevant; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
       ++stages;
     }
     if (stages == 0 || all_isolated()) return true;
@@ -109,9 +115,6 @@ class CompactSolver {
     lbfgs_.reset(p.m);
     evaluate(p, now_);
     ++result.iterations;
-    const T tol = std::max(wanted, resolution());
-    // What rounding can make of a row: its multiplier moves all its free variables at once.
-    const T rounding = std::max(tol, 2 * resolution() * p.longest_row);
     T residual = this->residual(now_);
     T promising = warm ? residual : kPromising;  // where the finish is tried next
     T best = residual;
@@ -125,6 +128,12 @@ class CompactSolver {
       if (residual < T(0.5) * best) {
         best = residual;
         last_gain = result.iterations;
+      }
+      T tol = wanted, rounding = wanted;
+      if (residual <= kNear) {
+        tol = std::max(wanted, resolution());
+        // A multiplier moves all the free variables of its row at once.
+        rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
       const bool at_rest = residual <= rounding && result.iterations - last_gain > kStall;
       if (residual <= tol || at_rest) {
@@ -155,7 +164,10 @@ class CompactSolver {
       }
       if (result.iterations >= fall_back_at && p.m <= InteriorPoint<T>::kLargest) {
         fall_back_at = std::numeric_limits<int>::max();
-        fall_back();
+        if (fall_back()) {
+          result.status = Status::infeasible;
+          return;
+        }
         residual = promising = this->residual(now_);
         far_ = true;  // its multipliers may prove infeasibility
         continue;
@@ -227,10 +239,15 @@ class CompactSolver {
     }
   }
 
-  // Below this the projected gradient is rounding.
+  // Below this the projected gradient is rounding. Free variables are differences of a score and
+  // of multipliers of the same size; a score that clips its variable from afar does not matter.
   T resolution() const {
     const T eps = std::numeric_limits<T>::epsilon();
-    return 4 * eps * (1 + max_abs(Span<const T>(p_->eta).first(p_->n)));
+    T largest = 0;
+    for (int r = 0; r < p_->m; ++r) {
+      largest = std::max(largest, std::fabs(now_.x[r]) * p_->scale[r]);
+    }
+    return 4 * eps * (1 + largest);
   }
 
   // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding.
@@ -277,7 +294,8 @@ class CompactSolver {
           ++passes;
           break;
         }
-        if (passes > 25 || passes >= budget) return forget(passes);
+        if (passes >= budget) return passes;
+        if (passes > 25) return forget(passes);
         alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant of the slope
         slope = move(alpha);
       } else if (end_slope < T(0.9) * slope && alpha < T(1e8) && passes < budget) {
@@ -334,19 +352,23 @@ class CompactSolver {
     return slope;
   }
 
-  // Starts again from the multipliers of an interior point method, close to the solution.
-  void fall_back() {
+  // Starts again from the multipliers of an interior point method, close to the solution. Without a
+  // solution they grow along a ray that proves it: then returns true.
+  bool fall_back() {
     const Instance<T>& p = *p_;
     result_.iterations += interior_.solve(p, next_.x);
     for (int r = 0; r < p.m; ++r) {
       next_.x[r] = clip(next_.x[r], p.lo[r], p.hi[r]);
-      if (!std::isfinite(next_.x[r])) return;
+      if (!std::isfinite(next_.x[r])) return false;
     }
+    for (int r = 0; r < p.hard; ++r) step_[r] = next_.x[r] * p.scale[r];
+    if (p.hard > 0 && certifies_infeasible(p, step_, next_.z)) return true;
     evaluate(p, next_);
     ++result_.iterations;
-    if (!(residual(next_) < residual(now_))) return;
+    if (!(residual(next_) < residual(now_))) return false;
     std::swap(now_, next_);
     lbfgs_.reset(p.m);
+    return false;
   }
 
   // The exact finish: guess the active set from x - g, put the other multipliers on their bounds,
@@ -373,12 +395,10 @@ class CompactSolver {
     system_.build(p, [z = now_.z.data](int j) { return z[j] > 0 && z[j] < 1; });
     if (system_.count == 0 && !others_move) return false;
     // r = -g_I - (A_I J A_O^T) step_O
-    const Span<T> moved = next_.z;
     if (others_move) {
+      const Span<T> moved = next_.z;
       fill(moved, T(0));
       add_rows(p, T(1), step_.data, moved.data, next_.g.data);
-    }
-    if (others_move) {
       system_.multiply(moved.data, direction_);
     } else {
       fill(direction_, T(0));

@@ -36,7 +36,8 @@ struct Instance {
   int num_blocks = 0;      // factors present
   bool complete = false;   // all variables of the Problem are present: var is the identity
   bool consistent = true;  // false: some row alone can't hold
-  T largest_score = 0;
+  T largest_score = 0;     // in magnitude
+  T top_score = 0;         // the largest, or the largest magnitude of a pair's
   int longest_row = 0;
 
   Span<std::int32_t> ptr;  // (m + 1,)
@@ -119,7 +120,7 @@ struct Instance {
   bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
     if (mask == nullptr && keep_all(eta_u, num_vars)) return true;
     n = 0;
-    largest_score = 0;
+    largest_score = top_score = 0;
     for (int j = 0; j < num_vars; ++j) {
       const bool present =
           (mask == nullptr || mask[j] != 0) && eta_u[j] != -std::numeric_limits<T>::infinity();
@@ -128,6 +129,7 @@ struct Instance {
         var[n] = j;
         eta[n] = eta_u[j];
         largest_score = std::max(largest_score, std::fabs(eta_u[j]));
+        top_score = std::max(top_score, eta_u[j]);
         ++n;
       }
     }
@@ -135,7 +137,14 @@ struct Instance {
   }
 
   bool keep_all(const T* eta_u, int num_vars) {
-    largest_score = max_abs(Span<const T>{eta_u, num_vars});
+    T top = 0, bottom = 0;
+#pragma omp simd reduction(max : top) reduction(min : bottom)
+    for (int j = 0; j < num_vars; ++j) {
+      top = eta_u[j] > top ? eta_u[j] : top;
+      bottom = eta_u[j] < bottom ? eta_u[j] : bottom;
+    }
+    top_score = top;
+    largest_score = std::max(top, -bottom);
     if (!(largest_score <= std::numeric_limits<T>::max())) return false;
     std::copy(eta_u, eta_u + num_vars, eta.data);
     if (prepared_) return true;  // the indices stand as they were
@@ -262,12 +271,14 @@ struct Instance {
       rhs[m] = attractive ? n1 - n2 : 1 - n1 - n2;
       const T shift = attractive ? s[q] * sign2 : T(0);
       pair_shift[m - hard] = shift;
-      eta[j2] += shift;
+      const T most = std::numeric_limits<T>::max();
+      eta[j2] = clip(eta[j2] + shift, -most, most);
       lo[m] = 0;
       norm[m] = T(1.41421356237309504880);
       scale[m] = T(0.70710678118654752440);
       hi[m] = std::fabs(s[q]) * norm[m];
       largest_score = std::max(largest_score, std::fabs(s[q]));
+      top_score = std::max(top_score, std::fabs(s[q]));
       row[m] = p.num_rows + q;
       block[num_blocks++] = {BlockKind::row, m, 1, p.num_blocks + q};
       ptr[++m] = e + 2;

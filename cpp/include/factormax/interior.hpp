@@ -2,10 +2,10 @@
 //
 //   min 1/2 ||mu - eta||^2 + hi . xi   s.t.  A mu + s - xi = b,  0 <= mu <= 1,  s, xi >= 0,
 //
-// with s = xi = 0 for equalities and xi = 0 for inequalities. It takes thirty or so factorisations
-// whatever the scores, so it is what the compact solver falls back to on small problems where
-// descent makes no headway: nearly linear programs with hardly any free variable. Its multipliers
-// are then made exact by the usual finish.
+// with s = xi = 0 for equalities and xi = 0 for inequalities. It takes fifteen or so
+// factorisations whatever the scores, so it is what the compact solver falls back to on small
+// problems where descent makes no headway: nearly linear programs with hardly any free variable.
+// Its multipliers are then made exact by the usual finish.
 #pragma once
 
 #include "factormax/dual.hpp"
@@ -18,7 +18,6 @@ class InteriorPoint {
   static constexpr int kLargest = 512;  // rows
 
   void allocate(const Problem<T>& p, Workspace& ws) {
-    if (p.num_dual() > kLargest) return;
     const int rows = p.num_dual(), vars = p.num_vars;
     for (Span<T>* v : {&mu_, &alpha_, &beta_, &d_mu_, &d_alpha_, &d_beta_, &rho_, &weight_}) {
       *v = ws.take<T>(vars);
@@ -29,7 +28,9 @@ class InteriorPoint {
     c_alpha_ = ws.take<T>(vars);
     c_beta_ = ws.take<T>(vars);
     dual_ = ws.take<T>(vars);
-    matrix_ = ws.take<T>(static_cast<std::int64_t>(rows) * rows);
+    // Masks may leave few rows of many.
+    const std::int64_t most = std::min(rows, kLargest);
+    matrix_ = ws.take<T>(most * most);
   }
 
   // Writes the scaled multipliers into x; returns the number of passes.
@@ -55,7 +56,7 @@ class InteriorPoint {
       }
       direction();
       const T reach = longest_step();
-      const T ahead = complementarity_at(reach);
+      const T ahead = complementarity(reach);
       const T centre = std::pow(ahead / gap, T(3)) * gap;
       // Corrector: towards the centre, with the second-order terms of the predictor.
       for (int j = 0; j < p.n; ++j) {
@@ -75,8 +76,10 @@ class InteriorPoint {
   }
 
  private:
-  bool has_slack(int r) const { return p_->lo[r] == 0; }
-  bool has_excess(int r) const { return p_->is_soft(r); }
+  // A pair without a score costs nothing: its multiplier stays 0.
+  bool fixed(int r) const { return p_->hi[r] == 0; }
+  bool has_slack(int r) const { return p_->lo[r] == 0 && !fixed(r); }
+  bool has_excess(int r) const { return p_->is_soft(r) && !fixed(r); }
   T below(int r) const { return x_[r]; }              // distance of the multiplier from 0
   T above(int r) const { return p_->hi[r] - x_[r]; }  // and from its upper bound
 
@@ -95,7 +98,6 @@ class InteriorPoint {
       s_[r] = has_slack(r) ? std::max(slack, T(0.1)) : T(0);
       xi_[r] = has_excess(r) ? std::max(-slack, T(0.1)) : T(0);
       x_[r] = has_excess(r) ? p.hi[r] / 2 : has_slack(r) ? size : T(0);
-      if (has_excess(r) && p.hi[r] == 0) xi_[r] = s_[r] = 0;
     }
   }
 
@@ -104,16 +106,14 @@ class InteriorPoint {
     const Instance<T>& p = *p_;
     row_products(p, mu_.data, primal_.data);
     for (int r = 0; r < p.m; ++r) {
-      primal_[r] = p.scale[r] * (p.rhs[r] - primal_[r]) - s_[r] + xi_[r];
+      primal_[r] = fixed(r) ? T(0) : p.scale[r] * (p.rhs[r] - primal_[r]) - s_[r] + xi_[r];
     }
     for (int j = 0; j < p.n; ++j) dual_[j] = p.eta[j] - mu_[j] + alpha_[j] - beta_[j];
     add_rows(p, T(-1), x_.data, dual_.data, work_.data);
   }
 
-  T complementarity() const { return complementarity_along(0); }
-  T complementarity_at(T step) const { return complementarity_along(step); }
-
-  T complementarity_along(T t) const {
+  // The mean of the products, after a step of length t.
+  T complementarity(T t = 0) const {
     const Instance<T>& p = *p_;
     T sum = 0;
     int count = 0;
@@ -156,7 +156,7 @@ class InteriorPoint {
   }
 
   T elasticity(int r) const {
-    T e = 0;
+    T e = fixed(r) ? T(1e30) : T(0);
     if (has_slack(r)) e += s_[r] / std::max(below(r), tiny());
     if (has_excess(r)) e += xi_[r] / std::max(above(r), tiny());
     return e;

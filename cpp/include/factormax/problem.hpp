@@ -104,6 +104,7 @@ struct Control {
   bool (*poll)() = nullptr;
 
   bool stopped(bool may_poll) {
+    if (stop.load(std::memory_order_relaxed)) return true;
     if (may_poll && poll != nullptr && poll()) stop.store(true, std::memory_order_relaxed);
     return stop.load(std::memory_order_relaxed);
   }

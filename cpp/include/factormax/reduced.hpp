@@ -1,6 +1,7 @@
 // The reduced system  (A_I J A_I^T) t = r  that both the exact finish and the backward pass solve:
 // I are the rows whose multiplier is strictly inside its bounds, J keeps the free variables.
-// Dense Cholesky when I is small, Jacobi-preconditioned conjugate gradients above. Rows are scaled
+// Cholesky inside the envelope where that is small (few rows, or rows that overlap like a chain),
+// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled
 // by 1 / ||a|| throughout.
 #pragma once
 
@@ -11,11 +12,15 @@ namespace factormax {
 template <class T>
 class ReducedSystem {
  public:
-  static constexpr int kDense = 256;
+  static constexpr int kDense = 256;  // so many rows always fit
+
+  Control* control = nullptr;  // asked now and then, if set
+  bool may_poll = false;
+  int most_steps = std::numeric_limits<int>::max();  // of conjugate gradients
 
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual(), entries = p.num_entries + 2 * p.num_pairs;
-    const int dense = std::min(rows, kDense);
+    const std::int64_t dense = std::min(rows, kDense);
     active = ws.take<std::int32_t>(rows);
     solution = ws.take<T>(rows);
     position_ = ws.take<std::int32_t>(rows);
@@ -28,9 +33,10 @@ class ReducedSystem {
     product_ = ws.take<T>(rows);
     best_ = ws.take<T>(rows);
     diagonal_ = ws.take<T>(rows);
-    matrix_ = ws.take<T>(static_cast<std::int64_t>(dense) * dense);
-    inverse_ = ws.take<T>(dense);
-    first_ = ws.take<std::int32_t>(dense);
+    matrix_ = ws.take<T>(std::max(dense * dense, std::int64_t(4) * rows));
+    inverse_ = ws.take<T>(rows);
+    first_ = ws.take<std::int32_t>(rows);
+    offset_ = ws.take<std::int32_t>(rows + 1);
   }
 
   // The caller fills the first `count` of `active`, then calls `build` with a predicate that tells
@@ -74,8 +80,8 @@ class ReducedSystem {
       row_[k] = position_[row_[k]];
       diagonal_[row_[k]] += coef_[k] * coef_[k];
     }
-    dense_ = count <= kDense;
-    if (dense_) {
+    direct_ = find_envelope();
+    if (direct_) {
       assemble();
       factorise();
     }
@@ -86,7 +92,7 @@ class ReducedSystem {
   T solve(Span<const T> rhs, T wanted) {
     if (count == 0) return 0;
     const T goal = wanted * max_abs(rhs.first(count));
-    if (dense_) {
+    if (direct_) {
       const T residual = solve_dense(rhs, goal);
       if (residual <= goal) return residual;
     } else {
@@ -116,7 +122,27 @@ class ReducedSystem {
  private:
   static constexpr T ridge() { return std::numeric_limits<T>::digits > 24 ? T(1e-9) : T(1e-6); }
 
-  T* matrix_row(int i) const { return matrix_.data + static_cast<std::int64_t>(i) * count; }
+  // Entry j of row i, first_[i] <= j <= i, is matrix_row(i)[j].
+  T* matrix_row(int i) const { return matrix_.data + offset_[i] - first_[i]; }
+
+  // Where each row of the matrix begins; whether they all fit.
+  bool find_envelope() {
+    for (int i = 0; i < count; ++i) first_[i] = i;
+    for (int f = 0; f < num_free_; ++f) {
+      std::int32_t least = count;
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) least = std::min(least, row_[k]);
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k)
+        first_[row_[k]] = std::min(first_[row_[k]], least);
+    }
+    std::int64_t size = 0;
+    for (int i = 0; i < count; ++i) {
+      offset_[i] = static_cast<std::int32_t>(size);
+      size += i - first_[i] + 1;
+      if (size > matrix_.size) return false;
+    }
+    offset_[count] = static_cast<std::int32_t>(size);
+    return true;
+  }
 
   // out = A_I J A_I^T t
   void apply(Span<const T> t, Span<T> out) const {
@@ -129,7 +155,7 @@ class ReducedSystem {
   }
 
   void assemble() {
-    std::fill(matrix_.data, matrix_row(count), T(0));
+    fill(matrix_.first(offset_[count]), T(0));
     for (int f = 0; f < num_free_; ++f) {
       for (int a = ptr_[f]; a < ptr_[f + 1]; ++a) {
         for (int b = ptr_[f]; b < ptr_[f + 1]; ++b) {
@@ -147,9 +173,7 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) {
       T* row_i = matrix_row(i);
       row_i[i] += shift;
-      int first = 0;
-      while (first < i && row_i[first] == 0) ++first;
-      first_[i] = first;
+      const int first = first_[i];
       for (int j = first; j < i; ++j) {
         const T* row_j = matrix_row(j);
         const int begin = first_.data[j] > first ? first_.data[j] : first;
@@ -212,8 +236,9 @@ class ReducedSystem {
     }
     copy(t, best);
     T least = max_abs(Span<const T>(r));
-    const int limit = 2 * count + 50, patience = 25 + count / 4;
+    const int limit = std::min(2 * count + 50, most_steps), patience = 25 + count / 4;
     for (int step = 0, since = 0; step < limit && since < patience && least > goal; ++step) {
+      if (control != nullptr && step % 8 == 0 && control->stopped(may_poll)) break;
       apply(d, q);
       const T curvature = dot(d, q);
       if (!(curvature > 0)) break;
@@ -240,13 +265,13 @@ class ReducedSystem {
     return max_abs(Span<const T>(r));
   }
 
-  bool dense_ = true;
+  bool direct_ = true;
   int num_free_ = 0;
   Span<std::int32_t> position_;         // of a row among the active ones, -1: not active
   Span<std::int32_t> var_, ptr_, row_;  // A_I J by columns: free variables, their entries
   Span<T> coef_;
   Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, inverse_;
-  Span<std::int32_t> first_;
+  Span<std::int32_t> first_, offset_;  // the envelope
 };
 
 }  // namespace factormax

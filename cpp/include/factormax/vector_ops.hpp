@@ -9,8 +9,8 @@
 
 // Functions marked so are compiled twice, for any x86-64 and for one with AVX2, and the machine
 // picks at load time. What they call must be inlined to be compiled along.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__x86_64__) && \
+    defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FACTORMAX_VECTOR __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define FACTORMAX_VECTOR

@@ -31,23 +31,3 @@ __all__ = [
     "Xor",
     "XorOut",
 ]
-
-#: The built-in factors by name: how a compiled graph finds its way back to them.
-REGISTRY: dict[str, type[Factor]] = {
-    cls.__name__: cls
-    for cls in (
-        AndOut,
-        AtLeast,
-        AtMostOne,
-        Budget,
-        Exactly,
-        Imply,
-        Knapsack,
-        Nand,
-        Or,
-        OrOut,
-        Pair,
-        Xor,
-        XorOut,
-    )
-}

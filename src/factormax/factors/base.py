@@ -86,10 +86,21 @@ class Factor:
         negated: `(k, d)`, or None if no variable is negated.
     """
 
+    #: All factors by the name under which a compiled graph finds them.
+    registry: ClassVar[dict[str, type[Factor]]] = {}
+    registered: ClassVar[str] = "Factor"
     #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
     param_shapes: ClassVar[tuple[str, ...]] = ()
     #: Whether it is a pair with a score: a soft row, which the core makes itself.
     soft: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        name = cls.__name__
+        if name in Factor.registry:  # another one of that name: tell them apart
+            name = f"{cls.__module__}.{cls.__qualname__}.{len(Factor.registry)}"
+        cls.registered = name
+        Factor.registry[name] = cls
 
     graph: FactorGraph
     index: IndexArray
@@ -141,8 +152,9 @@ class Factor:
         """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
         index = u.index
         ndim = index.ndim
-        axes = (axis,) if isinstance(axis, int) else tuple(axis)
-        if any(not isinstance(a, int) or not -ndim <= a < ndim for a in axes):
+        axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+        whole = all(isinstance(a, (int, np.integer)) for a in axes)
+        if not whole or any(not -ndim <= a < ndim for a in axes):
             raise ShapeError(
                 f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
                 f"batch dimensions aside."
@@ -217,7 +229,7 @@ def repeated_variable(index: IndexArray) -> int | None:
 
 
 def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     drop = {a % len(shape) for a in axes}
     return tuple(s for i, s in enumerate(shape) if i not in drop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Pair(Factor):
     they were given.
 
     Args:
-        u: the first variables.
+        u: the first variables, or a list of them (then flat, one after the other).
         v: the second variables, of the same shape.
         scores: of that shape, or broadcastable to it; `(*batch, ...)` for each instance its own.
 
@@ -40,30 +41,56 @@ class Pair(Factor):
 
     soft = True
 
-    def __init__(self, u: Variable, v: Variable, scores: ArrayLike) -> None:
-        for end in (u, v):
-            if not isinstance(end, Variable):
-                raise GraphError(
-                    f"Pair takes two variables and their scores, got {type(end).__name__}. "
-                    f"Make variables with fg.variable_from(scores)."
-                )
-        self._given = [u, v]
-        if u.graph is not v.graph:
+    def __init__(
+        self,
+        u: Variable | Sequence[Variable],
+        v: Variable | Sequence[Variable],
+        scores: ArrayLike,
+    ) -> None:
+        first, second = self._end(u), self._end(v)
+        self._given = [*first, *second]
+        if any(end.graph is not first[0].graph for end in self._given):
             raise GraphError(f"{self.name}: the variables belong to different graphs.")
-        if u.shape != v.shape:
+        shapes = [
+            end[0].shape if len(end) == 1 else (sum(w.size for w in end),)
+            for end in (first, second)
+        ]
+        if shapes[0] != shapes[1]:
             raise ShapeError(
-                f"{self.name}: both must have the same shape, got {u.shape} and {v.shape}."
+                f"{self.name}: both must have the same shape, got {shapes[0]} and {shapes[1]}."
             )
-        self.graph = u.graph
-        self.group_shape = u.shape
-        self.index = np.stack([u.index.reshape(-1), v.index.reshape(-1)], axis=1)
+        self.graph = first[0].graph
+        self.group_shape = shapes[0]
+        columns = [
+            end[0].index.reshape(-1)
+            if len(end) == 1
+            else np.concatenate([w.index.reshape(-1) for w in end])
+            for end in (first, second)
+        ]
+        self.index = np.stack(columns, axis=1)
         self.negated = None
-        if u.negated or v.negated:
-            self.negated = np.repeat([[u.negated, v.negated]], self.index.shape[0], axis=0)
-        if u.position == v.position:
+        if any(w.negated for w in self._given):
+            flags = [
+                np.concatenate([np.full(w.size, w.negated) for w in end]) for end in (first, second)
+            ]
+            self.negated = np.stack(flags, axis=1)
+        if {w.position for w in first} & {w.position for w in second}:
             self._check_distinct()
         self.scores: Any = scores if is_tensor(scores) else np.asarray(scores)
         self._check_scores()
+
+    @staticmethod
+    def _end(given: Variable | Sequence[Variable]) -> list[Variable]:
+        ends: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+        for end in ends:
+            if not isinstance(end, Variable):
+                raise GraphError(
+                    f"Pair takes two variables (or lists of them) and their scores, "
+                    f"got {type(end).__name__}. Make variables with fg.variable_from(scores)."
+                )
+        if not ends:
+            raise GraphError("Pair: the list of variables is empty.")
+        return ends
 
     def _check_scores(self) -> None:
         shape = tuple(self.scores.shape)

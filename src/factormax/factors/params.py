@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, is_tracing, to_numpy
-from factormax.errors import ShapeError
+from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import Factor
 
 __all__ = ["take_param"]
@@ -20,7 +20,19 @@ def take_param(factor: Factor, word: str, value: ArrayLike, shape: tuple[int, ..
     Raises:
         ShapeError: if it fits neither way, or holds no numbers.
     """
+    if is_tensor(value) and value.requires_grad:  # type: ignore[union-attr]
+        raise GraphError(
+            f"{factor.name}: {word} takes no gradient, but the tensor requires one. Pass "
+            f"{word}.detach()."
+        )
     array = to_numpy(value)
+    if (
+        not is_tracing()
+        and array.dtype == object
+        and array.ndim == 0
+        and isinstance(array.item(), int)
+    ):
+        array = np.asarray(float(array.item()))  # beyond 64 bits
     if not is_tracing() and array.dtype.kind not in "fiub":
         raise ShapeError(f"{factor.name}: {word} must be numbers, got dtype {array.dtype}.")
     batch = factor.graph.batch_shape
