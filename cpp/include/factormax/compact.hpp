@@ -169,7 +169,6 @@ class CompactSolver {
           return;
         }
         residual = promising = this->residual(now_);
-        far_ = true;  // its multipliers may prove infeasibility
         continue;
       }
       const int passes = descend(max_iter - result.iterations);

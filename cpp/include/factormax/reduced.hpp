@@ -215,7 +215,15 @@ class ReducedSystem {
       cholesky_solve(residual);
       axpy(T(1), Span<const T>(residual), solution.first(count));
       apply(solution.first(count), product_.first(count));
-      for (int i = 0; i < count; ++i) residual[i] = rhs[i] - product_[i];
+      T sum = 0;
+      for (int i = 0; i < count; ++i) {
+        residual[i] = rhs[i] - product_[i];
+        sum += std::fabs(residual[i]);
+      }
+      if (!std::isfinite(sum)) {  // a matrix too singular for the precision
+        fill(solution.first(count), T(0));
+        return std::numeric_limits<T>::infinity();
+      }
       size = max_abs(Span<const T>(residual));
       if (size <= goal) break;
     }
