@@ -91,7 +91,12 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
   const T *mu = &out.mu[std::size_t(i) * out.n], *tau = out.tau.data() + std::size_t(i) * out.dual;
   const std::int8_t* var_side = &out.var_side[std::size_t(i) * out.n];
   const std::int8_t* row_side = out.row_side.data() + std::size_t(i) * out.dual;
-  CHECK(out.status_of(i) == Status::converged);
+  // Scores that the precision hardly resolves may stall, and then say so.
+  double size_of_scores = 1;
+  for (const double eta : p.eta) size_of_scores = std::max(size_of_scores, std::fabs(eta));
+  const bool resolved = 8 * std::numeric_limits<T>::epsilon() * size_of_scores <= 1e-3;
+  CHECK(out.status_of(i) == Status::converged ||
+        (!resolved && out.status_of(i) == Status::stalled));
   if (out.status_of(i) != Status::converged) return;
   CHECK(out.iterations[i] >= 1 && out.primal_residual[i] >= 0 && out.dual_residual[i] >= 0);
 

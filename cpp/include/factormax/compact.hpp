@@ -67,7 +67,7 @@ class CompactSolver {
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
   static constexpr T kPromising = T(5e-3);  // residual at which the finish is first tried
-  static constexpr T kNear = T(1e-3);       // residual below which rounding is thought of
+  static constexpr T kNear = T(5e-3);       // residual below which rounding is thought of
   static constexpr int kStall = 12;         // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
