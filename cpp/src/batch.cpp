@@ -158,6 +158,9 @@ void write_solution(const Problem<T>& p, const Instance<T>& instance, const Dual
 // goes into the residual, and nothing that is far off is called converged.
 template <class T>
 void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
+  const T eps = std::numeric_limits<T>::epsilon();
+  const double limit = 5e-3;
+  if (4 * eps * (1 + instance.largest_score) * instance.longest_row < limit) return;
   double worst = 0;
   for (int r = 0; r < instance.hard; ++r) {
     double product = 0;
@@ -167,7 +170,7 @@ void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
     const double excess = product - instance.rhs[r];
     worst = std::max(worst, instance.lo[r] == 0 ? excess : std::fabs(excess));
   }
-  if (worst <= 5e-3) return;
+  if (worst <= limit) return;
   result.primal_residual = std::max(result.primal_residual, worst);
   if (result.status == Status::converged) result.status = Status::stalled;
 }

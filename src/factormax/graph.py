@@ -138,7 +138,7 @@ class FactorGraph:
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
         if isinstance(factor, Pair) and is_tensor(factor.scores) and not is_tracing():
-            self._check_library(f"{factor.name} (its scores)", factor.scores)
+            self._check_library(factor, factor.scores)
         self.factors.append(factor)
         return factor
 
@@ -154,9 +154,10 @@ class FactorGraph:
         self.num_variables = start + size
         return variable
 
-    def _check_library(self, label: str, scores: Any) -> None:
+    def _check_library(self, owner: str | Factor, scores: Any) -> None:
         for other in self.tensors:
             if other.scores is not None and is_tensor(other.scores) != is_tensor(scores):
+                label = owner if isinstance(owner, str) else owner.name
                 raise GraphError(
                     f"{label}: one graph holds NumPy arrays or torch tensors, not both; "
                     f"convert the scores of {label} or of {other.name}."

@@ -142,7 +142,9 @@ def _key_text(key: Any) -> str:
             return text if p.step is None else f"{text}:{p.step}"
         if p is Ellipsis:
             return "..."
-        text = str(p.tolist() if isinstance(p, np.ndarray) else p)
+        if isinstance(p, (list, np.ndarray)):  # never the text of thousands of indices
+            p = np.asarray(p[:9]).tolist() if np.ndim(p) else p
+        text = str(p)
         return text if len(text) <= 24 else text[:20] + " ..."
 
     parts = key if isinstance(key, tuple) else (key,)

@@ -27,7 +27,7 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
   fill(error.first(p.n), at_least);
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
-    if (missing == 0) continue;
+    if (missing <= eps) continue;
     int free = 0;
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
       const T z = at.z[p.col[k]];
