@@ -55,11 +55,11 @@ demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer 
 	$(BIN)/python examples/matching_points.py $(DEMO_ARGS)
 
 .PHONY: test
-test: cpp-test $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## C++ tests, then pytest without the slow tests
+test: cpp-test $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## C++ tests, then pytest without the slow tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: test-slow
-test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## only the tests marked slow
+test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only the tests marked slow
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 .PHONY: cpp-test
