@@ -137,7 +137,7 @@ template <class T>
 void test_isolated(std::uint64_t seed) {
   Random random(seed);
   const double tol = is_double<T> ? 1e-9 : 1e-5;
-  for (const double scale : {0.3, 1.0, 1e3, is_double<T> ? 1e6 : 1e3}) {
+  for (const double scale : {0.3, 1.0, 1e3, 1e6}) {
     name_case("isolated", scale);
     Graph<T> graph(14);
     graph.row({{0}, {1}, {2, true}}, T(1), T(1), RowKind::equality);

@@ -120,6 +120,7 @@ class CompactSolver {
     T best = residual;
     int last_gain = result.iterations, next_check = result.iterations + 24;
     int fall_back_at = result.iterations + (impatient_ ? 0 : kPatience);
+    const bool alone = all_isolated();
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
     result.status = Status::max_iter;
@@ -135,10 +136,15 @@ class CompactSolver {
         // A multiplier moves all the free variables of its row at once.
         rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
-      const bool at_rest = residual <= rounding && result.iterations - last_gain > kStall;
+      const bool idle = alone || result.iterations - last_gain > kStall;
+      const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
         result.status = Status::converged;
         return;
+      }
+      if (alone) {  // the closed forms are all that this precision has
+        result.status = Status::stalled;
+        break;
       }
       if (result.iterations >= max_iter) break;
       if (control_->stopped(may_poll_)) {

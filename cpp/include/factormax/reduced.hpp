@@ -95,6 +95,8 @@ class ReducedSystem {
     if (direct_) {
       const T residual = solve_dense(rhs, goal);
       if (residual <= goal) return residual;
+      // A direct solution no better than 0 has only run off along the null space.
+      if (!(residual < max_abs(rhs.first(count)) / 2)) fill(solution.first(count), T(0));
     } else {
       fill(solution.first(count), T(0));
     }
