@@ -15,7 +15,7 @@ def test_core_equals_reference(seed):
     problem = fuzzed_problem(seed)
     rng = np.random.default_rng(seed)
     built = build(problem)
-    pair_scores = [f.scores for f in built.fg.pairs()]
+    pair_scores = [p.given for p in built.fg.score_parts()]
     task = Solve(built.fg, [problem.eta], pair_scores, np.float64)
     numbers, wiring = task.numbers, task.wiring
     raw = engine.solve(wiring, numbers, engine.Options(tol=1e-11, on_failure="ignore"))

@@ -3,12 +3,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "factormax/batch.hpp"
 #include "factormax/parallel.hpp"
@@ -73,7 +77,91 @@ struct Arrays {
   Vector<const std::int32_t> block_ptr;
   Vector<const std::int8_t> block_kind;
   Vector<const std::uint8_t> block_isolated;
+  Vector<const std::int8_t> oracle_kind;
+  Vector<const std::uint8_t> oracle_linked;
+  Vector<const std::int32_t> oracle_var_ptr;
+  Vector<const std::int32_t> oracle_var;
+  Vector<const std::int32_t> oracle_shape_ptr;
+  Vector<const std::int32_t> oracle_shape;
+  Vector<const std::int32_t> oracle_score_ptr;
+  Matrix<const double> oracle_param;
 };
+
+// Whether the shape of a structured factor is one, and agrees with its variables and scores.
+bool shape_fits(factormax::OracleKind kind, factormax::Span<const std::int32_t> shape,
+                std::int64_t vars, std::int64_t scores) {
+  using factormax::OracleKind;
+  const auto sized = [&](int size) {
+    return shape.size == size &&
+           std::all_of(shape.begin(), shape.end(), [](int s) { return s >= 0 && s < (1 << 20); });
+  };
+  const auto at = [&](int i) { return std::int64_t(shape[i]); };
+  switch (kind) {
+    case OracleKind::tree:
+    case OracleKind::projective_tree:
+      return sized(2) && at(0) > 0 && vars == at(0) * at(0) && scores == 0;
+    case OracleKind::matching:
+      return sized(2) && 0 < at(0) && at(0) <= at(1) && vars == at(0) * at(1) && scores == 0;
+    case OracleKind::sequence: {
+      if (!sized(5) || at(0) < 1 || at(1) < 1 || vars != at(0) * at(1)) return false;
+      const std::int64_t steps = at(2) != 0 ? at(0) - 1 : 1;
+      const std::int64_t ends = (at(3) != 0) + (at(4) != 0);
+      return scores == steps * at(1) * at(1) + ends * at(1);
+    }
+    case OracleKind::sequence_budget:
+      return sized(3) && at(0) > 0 && vars == at(0) && scores == (at(1) != 0 ? at(0) - 1 : 1);
+    case OracleKind::table: {
+      std::int64_t sum = 0, product = 1;
+      if (shape.size < 1) return false;
+      for (const int s : shape) {
+        if (s < 1 || (product *= s) >= (std::int64_t(1) << 30)) return false;
+        sum += s;
+      }
+      return vars == sum && scores == product;
+    }
+    case OracleKind::callback:
+      return sized(1) && vars > 0 && scores == at(0);
+  }
+  return false;
+}
+
+template <class T>
+void add_structured(const Arrays& a, std::size_t batch, std::size_t n, Problem<T>& p) {
+  factormax::Structured<T>& s = p.structured;
+  const std::size_t count = a.oracle_kind.shape(0);
+  s.count = static_cast<int>(count);
+  require(a.oracle_linked.shape(0) == count && a.oracle_var_ptr.shape(0) == count + 1 &&
+              a.oracle_shape_ptr.shape(0) == count + 1 && a.oracle_score_ptr.shape(0) == count + 1,
+          "an array of the structured factors has the wrong shape");
+  require_offsets(a.oracle_var_ptr, a.oracle_var.shape(0), "oracle_var_ptr");
+  require_offsets(a.oracle_shape_ptr, a.oracle_shape.shape(0), "oracle_shape_ptr");
+  const std::int32_t scores = a.oracle_score_ptr(count);
+  require(scores >= 0, "oracle_score_ptr is not a list of offsets");
+  require_offsets(a.oracle_score_ptr, static_cast<std::size_t>(scores), "oracle_score_ptr");
+  require_range(a.oracle_var.data(), a.oracle_var.size(), static_cast<std::int32_t>(n),
+                "oracle_var");
+  s.kind = a.oracle_kind.data();
+  s.linked = a.oracle_linked.data();
+  s.var_ptr = a.oracle_var_ptr.data();
+  s.var = a.oracle_var.data();
+  s.shape_ptr = a.oracle_shape_ptr.data();
+  s.shape = a.oracle_shape.data();
+  s.score_ptr = a.oracle_score_ptr.data();
+  s.num_scores = scores;
+  s.param = batched(a.oracle_param, batch, count, "oracle_param");
+  std::vector<bool> taken(count > 0 ? n : 0);
+  for (int f = 0; f < s.count; ++f) {
+    require(s.kind[f] >= 0 && s.kind[f] <= static_cast<int>(factormax::OracleKind::callback) &&
+                shape_fits(static_cast<factormax::OracleKind>(s.kind[f]), s.shapes(f),
+                           s.vars(f).size, s.scores(f)),
+            "a structured factor has the wrong kind or shape");
+    if (s.linked[f] != 0) s.num_links += s.vars(f).size;
+    for (const std::int32_t j : s.vars(f)) {
+      require(s.linked[f] != 0 || !taken[j], "two hubs share a variable");
+      if (s.linked[f] == 0) taken[j] = true;
+    }
+  }
+}
 
 template <class T>
 Problem<T> make_problem(const Arrays& a, const Matrix<const T>& coef, const Matrix<const T>& rhs,
@@ -119,8 +207,9 @@ Problem<T> make_problem(const Arrays& a, const Matrix<const T>& coef, const Matr
     require(fits, "a block has the wrong kind or number of rows");
   }
   if (mask) p.mask = batched(*mask, batch, n, "mask");
+  add_structured(a, batch, n, p);
   p.eta_u = batched(eta_u, batch, n, "eta_u");
-  p.eta_v = batched(eta_v, batch, pairs, "eta_v");
+  p.eta_v = batched(eta_v, batch, p.num_scores(), "eta_v");
   return p;
 }
 
@@ -135,6 +224,152 @@ bool poll_signals() {
   return PyErr_CheckSignals() != 0;
 }
 
+// ---- Oracles of the user's own
+// -------------------------------------------------------------------
+
+// What Python functions raise, kept until the solve has ended. All of it under the GIL.
+struct PythonOracle {
+  nb::object function;
+  nb::object* raised = nullptr;  // shared by all: the first exception
+};
+
+// function(instance, eta_u, eta_v) -> (m, n), arrays of float64, or None if there is no structure.
+int call_python(const double* eta_u, std::int64_t d, const double* eta_v, std::int64_t s, double* m,
+                double* n, void* context, std::int64_t instance) {
+  nb::gil_scoped_acquire gil;
+  auto* oracle = static_cast<PythonOracle*>(context);
+  if (oracle->raised->is_valid()) return -1;
+  try {
+    // Copies: the function may keep what it is given.
+    const auto array = [](const double* data, std::int64_t size) {
+      auto* copy = new double[static_cast<std::size_t>(std::max<std::int64_t>(size, 1))];
+      std::copy(data, data + size, copy);
+      nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<double*>(p); });
+      return nb::ndarray<nb::numpy, double, nb::ndim<1>>(copy, {static_cast<std::size_t>(size)},
+                                                         owner);
+    };
+    nb::object answer = oracle->function(instance, array(eta_u, d), array(eta_v, s));
+    if (answer.is_none()) return 1;
+    const auto parts = nb::cast<nb::tuple>(answer);
+    const auto structure = nb::cast<Vector<const double>>(parts[0]);
+    const auto features = nb::cast<Vector<const double>>(parts[1]);
+    require(structure.size() == static_cast<std::size_t>(d) &&
+                features.size() == static_cast<std::size_t>(s),
+            "the answer of an oracle has the wrong shape");
+    std::copy(structure.data(), structure.data() + d, m);
+    std::copy(features.data(), features.data() + s, n);
+    return 0;
+  } catch (nb::python_error& error) {
+    *oracle->raised = nb::borrow(error.value());
+  } catch (const std::exception& error) {
+    nb::object type = nb::borrow(PyExc_ValueError);
+    *oracle->raised = type(error.what());
+  }
+  return -1;
+}
+
+// One entry a structured factor: None, a Python function, or (address, data) of a C function.
+class Callbacks {
+ public:
+  Callbacks(const nb::object& given, int count) : faults_(static_cast<std::size_t>(count)) {
+    if (given.is_none()) return;
+    const auto list = nb::cast<nb::list>(given);
+    require(static_cast<int>(nb::len(list)) == count, "callbacks: one for each structured factor");
+    functions_.resize(static_cast<std::size_t>(count));
+    python_.resize(static_cast<std::size_t>(count));
+    for (int f = 0; f < count; ++f) {
+      const nb::object entry = nb::borrow(list[f]);
+      factormax::CallbackFunction& function = functions_[f];
+      function.fault = &faults_[f];
+      if (entry.is_none()) continue;
+      if (nb::isinstance<nb::tuple>(entry)) {
+        const auto pair = nb::cast<nb::tuple>(entry);
+        function.call =
+            reinterpret_cast<factormax::CallbackFunction::Call>(nb::cast<std::uintptr_t>(pair[0]));
+        function.context = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(pair[1]));
+      } else {
+        python_[f] = {entry, &raised_};
+        function.call = &call_python;
+        function.context = &python_[f];
+      }
+    }
+  }
+
+  template <class T>
+  void give_to(Problem<T>& p) const {
+    for (int f = 0; f < p.structured.count; ++f) {
+      if (p.structured.kind[f] != static_cast<int>(factormax::OracleKind::callback)) continue;
+      require(!functions_.empty() && functions_[f].call != nullptr,
+              "a structured factor of the user's own has no callback");
+    }
+    p.structured.callback = functions_.empty() ? nullptr : functions_.data();
+  }
+
+  // The first factor whose answer was no structure, and what was wrong with it.
+  std::pair<int, int> fault() const {
+    for (std::size_t f = 0; f < faults_.size(); ++f) {
+      if (faults_[f].load() > static_cast<int>(factormax::CallbackFault::raised)) {
+        return {static_cast<int>(f), faults_[f].load()};
+      }
+    }
+    return {-1, 0};
+  }
+
+  void raise_if_raised() const {
+    if (raised_.is_valid()) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised_.ptr())), raised_.ptr());
+      throw nb::python_error();
+    }
+  }
+
+ private:
+  std::vector<factormax::CallbackFunction> functions_;
+  std::vector<PythonOracle> python_;
+  std::vector<std::atomic<int>> faults_;
+  nb::object raised_;
+};
+
+template <class U>
+nb::ndarray<nb::numpy, U, nb::ndim<1>> as_array(std::vector<U>&& values) {
+  auto* kept = new std::vector<U>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<U>*>(p); });
+  return {kept->data(), {kept->size()}, owner};
+}
+
+// The lists of structures must be as long as their counts say, and point into their factors.
+template <class T>
+void require_structures(const Problem<T>& p, std::size_t batch,
+                        const Vector<const std::int32_t>& count, const Vector<const double>& prob,
+                        const Vector<const std::int32_t>& on,
+                        const Vector<const std::int32_t>& features,
+                        const Vector<const double>& dense) {
+  const auto sizes = factormax::structure_sizes(p);
+  require(count.shape(0) == batch * sizes.size(), "count has the wrong shape");
+  std::size_t structures = 0, variables = 0, scores = 0, numbers = 0;
+  bool valid = true;
+  const auto inside = [](const Vector<const std::int32_t>& list, std::size_t begin,
+                         std::size_t length, int end) {
+    if (begin + length > list.shape(0)) return false;
+    return std::all_of(list.data() + begin, list.data() + begin + length,
+                       [&](std::int32_t j) { return j >= -1 && j < end; });
+  };
+  for (std::size_t k = 0; valid && k < count.shape(0); ++k) {
+    const std::size_t f = k % sizes.size(), here = static_cast<std::size_t>(count(k));
+    const int vars = p.structured.vars(static_cast<int>(f)).size;
+    valid = count(k) >= 0 && count(k) <= vars + 1;
+    valid = valid && inside(on, variables, here * sizes[f].slots, vars);
+    valid = valid && inside(features, scores, here * sizes[f].feature_slots,
+                            p.structured.scores(static_cast<int>(f)));
+    structures += here;
+    variables += here * sizes[f].slots;
+    scores += here * sizes[f].feature_slots;
+    numbers += here * sizes[f].dense;
+  }
+  require(valid && structures == prob.shape(0) && variables == on.shape(0) &&
+              scores == features.shape(0) && numbers == dense.shape(0),
+          "the lists of structures do not fit together");
+}
+
 void raise_if_failed(const factormax::Control& control) {
   if (control.out_of_memory.load()) throw std::bad_alloc();
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -145,31 +380,53 @@ void raise_if_failed(const factormax::Control& control) {
       Matrix<const T> rhs, Matrix<const std::int8_t> kind, Matrix<const std::int32_t> pairs, \
       Matrix<const std::uint8_t> pair_negated, Vector<const std::int32_t> block_ptr,         \
       Vector<const std::int8_t> block_kind, Vector<const std::uint8_t> block_isolated,       \
+      Vector<const std::int8_t> oracle_kind, Vector<const std::uint8_t> oracle_linked,       \
+      Vector<const std::int32_t> oracle_var_ptr, Vector<const std::int32_t> oracle_var,      \
+      Vector<const std::int32_t> oracle_shape_ptr, Vector<const std::int32_t> oracle_shape,  \
+      Vector<const std::int32_t> oracle_score_ptr, Matrix<const double> oracle_param,        \
       OptionalMatrix<const std::uint8_t> mask, Matrix<const T> eta_u, Matrix<const T> eta_v
 
-#define FACTORMAX_STRUCTURE_ARRAYS \
-  Arrays { row_ptr, col, kind, pairs, pair_negated, block_ptr, block_kind, block_isolated }
+#define FACTORMAX_STRUCTURE_ARRAYS                                                               \
+  Arrays {                                                                                       \
+    row_ptr, col, kind, pairs, pair_negated, block_ptr, block_kind, block_isolated, oracle_kind, \
+        oracle_linked, oracle_var_ptr, oracle_var, oracle_shape_ptr, oracle_shape,               \
+        oracle_score_ptr, oracle_param                                                           \
+  }
 
-#define FACTORMAX_STRUCTURE_NAMES                                                                \
-  "row_ptr"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a, \
-      "block_kind"_a, "block_isolated"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
+#define FACTORMAX_STRUCTURE_NAMES                                                                 \
+  "row_ptr"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a,  \
+      "block_kind"_a, "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a, "oracle_var_ptr"_a, \
+      "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a, "oracle_score_ptr"_a,               \
+      "oracle_param"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
 
+using Structures = std::tuple<
+    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>,
+    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>,
+    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>>;
+
+// Returns the structures of the structured factors: count, prob, on, features, dense.
 template <class T>
-void solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<const T> warm, int method, double tol,
-           int max_iter, double step_size, Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
-           Matrix<std::int8_t> var_side, Matrix<std::int8_t> row_side, Vector<double> objective,
-           Vector<double> primal_residual, Vector<double> dual_residual,
-           Vector<std::int32_t> iterations, Vector<std::int32_t> status) {
-  const Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
+std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<const T> warm,
+                                nb::object callbacks, Vector<std::int32_t> fault, int method,
+                                double tol, int max_iter, int max_inner_iter, double step_size,
+                                Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
+                                Matrix<std::int8_t> var_side, Matrix<std::int8_t> row_side,
+                                Vector<double> objective, Vector<double> primal_residual,
+                                Vector<double> dual_residual, Vector<std::int32_t> iterations,
+                                Vector<std::int32_t> status, Vector<std::int32_t> oracle_calls) {
+  Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
+  const Callbacks functions(callbacks, p.structured.count);
+  functions.give_to(p);
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
   require(method == 0 || method == 1, "method must be 0 (compact) or 1 (ADMM)");
   require(objective.shape(0) == batch && primal_residual.shape(0) == batch &&
               dual_residual.shape(0) == batch && iterations.shape(0) == batch &&
-              status.shape(0) == batch,
+              status.shape(0) == batch && oracle_calls.shape(0) == batch,
           "a per-instance output has the wrong shape");
+  require(fault.shape(0) == 2, "fault has the wrong shape");
   factormax::Outputs<T> out;
   out.mu = batched(mu, batch, n, "mu", false);
-  out.mu_v = batched(mu_v, batch, p.num_pairs, "mu_v", false);
+  out.mu_v = batched(mu_v, batch, p.num_scores(), "mu_v", false);
   out.tau = batched(tau, batch, rows, "tau", false);
   out.var_side = batched(var_side, batch, n, "var_side", false);
   out.row_side = batched(row_side, batch, rows, "row_side", false);
@@ -178,26 +435,39 @@ void solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<const T> warm, int met
   out.dual_residual = dual_residual.data();
   out.iterations = iterations.data();
   out.status = status.data();
+  out.oracle_calls = oracle_calls.data();
   factormax::Options options;
   options.tol = tol;
   options.max_iter = max_iter;
+  options.max_inner_iter = max_inner_iter;
   options.step_size = step_size;
   Batched<const T> start;
   if (warm) start = batched(*warm, batch, rows, "warm");
   factormax::Control control;
   control.poll = &poll_signals;
+  factormax::FoundStructures found;
   {
     nb::gil_scoped_release release;
     factormax::solve_batch<T>(p, static_cast<std::int64_t>(batch),
-                              static_cast<factormax::Method>(method), options, start, out, control);
+                              static_cast<factormax::Method>(method), options, start, out, found,
+                              control);
   }
+  functions.raise_if_raised();
+  std::tie(fault(0), fault(1)) = functions.fault();
   raise_if_failed(control);
+  if (p.structured.count == 0) return std::nullopt;
+  return Structures{as_array(std::move(found.count)), as_array(std::move(found.prob)),
+                    as_array(std::move(found.on)), as_array(std::move(found.features)),
+                    as_array(std::move(found.dense))};
 }
 
 template <class T>
 void vjp(FACTORMAX_STRUCTURE_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> grad_mu_v,
          Matrix<const std::int8_t> var_side, Matrix<const std::int8_t> row_side,
-         Vector<const std::int32_t> status, Matrix<T> grad_eta_u, Matrix<T> grad_eta_v,
+         Vector<const std::int32_t> status, Vector<const std::int32_t> count,
+         Vector<const double> prob, Vector<const std::int32_t> on,
+         Vector<const std::int32_t> features, Vector<const double> dense,
+         std::optional<Vector<const double>> grad_prob, Matrix<T> grad_eta_u, Matrix<T> grad_eta_v,
          Vector<double> residual) {
   const Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
@@ -205,13 +475,23 @@ void vjp(FACTORMAX_STRUCTURE_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T
           "a per-instance array has the wrong shape");
   factormax::BatchGradients<T> grads;
   grads.grad_mu = batched(grad_mu, batch, n, "grad_mu");
-  grads.grad_mu_v = batched(grad_mu_v, batch, p.num_pairs, "grad_mu_v");
+  grads.grad_mu_v = batched(grad_mu_v, batch, p.num_scores(), "grad_mu_v");
   grads.var_side = batched(var_side, batch, n, "var_side");
   grads.row_side = batched(row_side, batch, rows, "row_side");
   grads.status = status.data();
   grads.grad_eta_u = batched(grad_eta_u, batch, n, "grad_eta_u", false);
-  grads.grad_eta_v = batched(grad_eta_v, batch, p.num_pairs, "grad_eta_v", false);
+  grads.grad_eta_v = batched(grad_eta_v, batch, p.num_scores(), "grad_eta_v", false);
   grads.residual = residual.data();
+  if (p.structured.count > 0) {
+    require_structures(p, batch, count, prob, on, features, dense);
+    require(!grad_prob || grad_prob->shape(0) == prob.shape(0), "grad_prob has the wrong shape");
+    grads.count = count.data();
+    grads.prob = prob.data();
+    grads.on = on.data();
+    grads.features = features.data();
+    grads.dense = dense.data();
+    if (grad_prob) grads.grad_prob = grad_prob->data();
+  }
   factormax::Control control;
   control.poll = &poll_signals;
   {
@@ -229,13 +509,16 @@ std::size_t workspace_bytes(FACTORMAX_STRUCTURE_PARAMETERS, int method) {
 
 template <class T>
 void bind(nb::module_& m) {
-  m.def("solve", &solve<T>, FACTORMAX_STRUCTURE_NAMES, "warm"_a.none(), "method"_a, "tol"_a,
-        "max_iter"_a, "step_size"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(),
-        "var_side"_a.noconvert(), "row_side"_a.noconvert(), "objective"_a.noconvert(),
-        "primal_residual"_a.noconvert(), "dual_residual"_a.noconvert(), "iterations"_a.noconvert(),
-        "status"_a.noconvert(), "Solve a batch of instances into the given output arrays.");
+  m.def("solve", &solve<T>, FACTORMAX_STRUCTURE_NAMES, "warm"_a.none(), "callbacks"_a.none(),
+        "fault"_a.noconvert(), "method"_a, "tol"_a, "max_iter"_a, "max_inner_iter"_a, "step_size"_a,
+        "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(), "var_side"_a.noconvert(),
+        "row_side"_a.noconvert(), "objective"_a.noconvert(), "primal_residual"_a.noconvert(),
+        "dual_residual"_a.noconvert(), "iterations"_a.noconvert(), "status"_a.noconvert(),
+        "oracle_calls"_a.noconvert(),
+        "Solve a batch of instances into the given output arrays; returns the structures.");
   m.def("vjp", &vjp<T>, FACTORMAX_STRUCTURE_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
-        "row_side"_a, "status"_a, "grad_eta_u"_a.noconvert(), "grad_eta_v"_a.noconvert(),
+        "row_side"_a, "status"_a, "count"_a, "prob"_a, "on"_a, "features"_a, "dense"_a,
+        "grad_prob"_a.none(), "grad_eta_u"_a.noconvert(), "grad_eta_v"_a.noconvert(),
         "residual"_a.noconvert(), "Differentiate a solved batch into the given output arrays.");
   m.def("workspace_bytes", &workspace_bytes<T>, FACTORMAX_STRUCTURE_NAMES, "method"_a,
         "Bytes of working memory that one thread uses.");

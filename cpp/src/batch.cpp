@@ -4,6 +4,7 @@
 #include "factormax/backward.hpp"
 #include "factormax/compact.hpp"
 #include "factormax/parallel.hpp"
+#include "factormax/structured/structured.hpp"
 
 namespace factormax {
 namespace {
@@ -12,30 +13,37 @@ namespace {
 template <class T>
 struct ForwardState {
   Instance<T> instance;
+  StructuredFactors<T> structured;
   CompactSolver<T> compact;
   AdmmSolver<T> admm;
   Span<T> error;
 
-  void allocate(const Problem<T>& p, Method method, Workspace& ws) {
+  // growth: of the room for structures.
+  void allocate(const Problem<T>& p, Method method, int growth, Workspace& ws) {
     instance.allocate(p, ws);
     error = ws.take<T>(p.num_vars);
-    if (method == Method::compact) compact.allocate(p, ws);
-    if (method == Method::admm) admm.allocate(p, ws);
+    structured.allocate(p, growth, ws);
+    StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
+    if (method == Method::compact) compact.allocate(p, hubs, ws);
+    if (method == Method::admm) admm.allocate(p, hubs, ws);
   }
 };
 
 template <class T>
 struct BackwardState {
   Instance<T> instance;
+  StructuredFactors<T> structured;
   ReducedSystem<T> system;
   Span<T> d, rhs;
 
-  void allocate(const Problem<T>& p, Workspace& ws) {
+  void allocate(const Problem<T>& p, int growth, Workspace& ws) {
     instance.allocate(p, ws);
-    system.allocate(p, ws);
+    structured.allocate(p, growth, ws);
+    system.allocate(p, hubs(), ws);
     d = ws.take<T>(p.num_vars);
     rhs = ws.take<T>(p.num_dual());
   }
+  StructuredFactors<T>* hubs() { return structured.any() ? &structured : nullptr; }
 };
 
 // A thread keeps its memory from one batch to the next, unless it is large. A batch begun from
@@ -111,7 +119,9 @@ double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v
   for (int j = 0; j < p.num_vars; ++j) {
     if (mu[j] != 0) sum += double(mu[j]) * (double(eta_u[j]) - 0.5 * double(mu[j]));
   }
-  for (int q = 0; q < p.num_pairs; ++q) sum += double(eta_v[q]) * double(mu_v[q]);
+  for (int q = 0; q < p.num_scores(); ++q) {
+    if (mu_v[q] != 0) sum += double(eta_v[q]) * double(mu_v[q]);
+  }
   return sum;
 }
 
@@ -124,7 +134,7 @@ void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int
   for (int j = 0; j < p.num_vars; ++j) {
     if (instance.new_var[j] < 0) out.mu.at(i)[j] = 0;  // masked
   }
-  std::fill_n(out.mu_v.at(i), p.num_pairs, nan);
+  std::fill_n(out.mu_v.at(i), p.num_scores(), nan);
   std::fill_n(out.tau.at(i), p.num_dual(), T(0));
   std::fill_n(out.var_side.at(i), p.num_vars, absent);
   std::fill_n(out.row_side.at(i), p.num_dual(), absent);
@@ -132,8 +142,9 @@ void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int
 }
 
 template <class T>
-void write_solution(const Problem<T>& p, const Instance<T>& instance, const DualPoint<T>& at,
-                    T error, Span<T> scratch, std::int64_t i, const Outputs<T>& out) {
+void write_solution(const Problem<T>& p, const Instance<T>& instance,
+                    const StructuredFactors<T>& structured, const DualPoint<T>& at, T error,
+                    Span<T> scratch, std::int64_t i, const Outputs<T>& out) {
   T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
   std::int8_t* side = out.var_side.at(i);
   classify(p, instance, at, error, scratch, side, out.row_side.at(i));
@@ -144,6 +155,23 @@ void write_solution(const Problem<T>& p, const Instance<T>& instance, const Dual
     const int v = instance.var[j];
     const bool free = side[v] == static_cast<std::int8_t>(Side::interior);
     mu[v] = free ? at.mu[j] : side[v] == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
+  }
+  std::fill_n(mu_v + p.num_pairs, p.structured.num_scores, T(0));
+  for (int f = 0; f < structured.all().size; ++f) {
+    StructuredFactor& factor = structured.all()[f];
+    if (!factor.present) continue;
+    fill(factor.eta_v, 0.0);  // the marginals, from here on
+    factor.set.scatter_features(factor.set.p.data, factor.eta_v.data);
+    T* own = mu_v + p.num_pairs + p.structured.score_ptr[f];
+    for (int k = 0; k < factor.eta_v.size; ++k) own[k] = T(factor.eta_v[k]);
+    for (int k = 0; k < factor.var.size && !factor.linked; ++k) {
+      // A variable that is on in all structures is on, whatever the sum of their rounded p.
+      const T eps = std::numeric_limits<T>::epsilon();
+      if (factor.var[k] < 0) continue;
+      T& value = mu[instance.var[factor.var[k]]];
+      value = T(factor.v[k]);
+      if (value > 1 - 16 * eps) value = 1;
+    }
   }
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
   for (int q = 0; q < p.num_pairs; ++q) {
@@ -175,15 +203,36 @@ void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
   if (result.status == Status::converged) result.status = Status::stalled;
 }
 
+// The structures of one instance.
+struct InstanceStructures {
+  std::vector<std::int32_t> count, on, features;
+  std::vector<double> prob, dense;
+
+  void take(const ActiveSet& set, bool present) {
+    const int found = present ? set.count : 0;
+    count.push_back(found);
+    prob.insert(prob.end(), set.p.data, set.p.data + found);
+    on.insert(on.end(), set.on(0), set.on(found));
+    features.insert(features.end(), set.features(0), set.features(found));
+    dense.insert(dense.end(), set.dense(0), set.dense(found));
+  }
+};
+
 template <class T>
 void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
-               const T* warm, const Outputs<T>& out, ForwardState<T>& state, Control& control,
-               bool may_poll) {
+               const T* warm, const Outputs<T>& out, InstanceStructures* found,
+               ForwardState<T>& state, Control& control, bool may_poll) {
   Instance<T>& instance = state.instance;
+  StructuredFactors<T>& structured = state.structured;
   instance.prepare(p, i);
+  if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
   const bool compact = method == Method::compact;
   Result result = compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
                           : state.admm.solve(instance, warm, options, control, may_poll);
+  if (structured.any() && structured.trouble() == ActiveSetResult::no_room) return;
+  if (structured.any() && structured.trouble() == ActiveSetResult::stopped) {
+    control.stop.store(true, std::memory_order_relaxed);
+  }
   if (result.status == Status::infeasible) {
     write_infeasible(p, instance, i, out);
   } else {
@@ -191,89 +240,236 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
     // The compact dual's error is in its gradient; ADMM's copies disagree by its residuals.
     const double apart = std::max(result.primal_residual, result.dual_residual);
     const T error = compact ? T(0) : static_cast<T>(apart);
-    write_solution(p, instance, at, error, state.error, i, out);
+    write_solution(p, instance, structured, at, error, state.error, i, out);
     check_rows(instance, out.mu.at(i), result);
+  }
+  for (const StructuredFactor& f : structured.all()) {
+    found->take(f.set, f.present && result.status != Status::infeasible);
   }
   out.status[i] = static_cast<std::int32_t>(result.status);
   out.iterations[i] = result.iterations;
+  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
   out.primal_residual[i] = result.primal_residual;
   out.dual_residual[i] = result.dual_residual;
 }
 
 template <class T>
+std::size_t forward_bytes(const Problem<T>& problem, Method method, int growth) {
+  Workspace counter;
+  ForwardState<T>().allocate(problem, method, growth, counter);
+  return counter.used();
+}
+
+template <class T>
+std::size_t backward_bytes(const Problem<T>& problem, int growth) {
+  Workspace counter;
+  BackwardState<T>().allocate(problem, growth, counter);
+  return counter.used();
+}
+
+// Solves instances one after the other on one thread. If an instance needs more structures than
+// there is room for, it begins again with more.
+template <class T>
+class ForwardWorker {
+ public:
+  ForwardWorker(const Problem<T>& problem, Method method, Control& control)
+      : problem_(problem), method_(method), control_(control) {
+    reserve();
+  }
+
+  void operator()(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
+                  InstanceStructures* found, bool is_caller) {
+    for (;;) {
+      if (control_.stopped(is_caller)) return;
+      ForwardState<T>& state = leased_->state;
+      try {
+        solve_one(problem_, i, method_, options, warm, out, found, state, control_, is_caller);
+      } catch (const std::bad_alloc&) {  // only the lists of structures found grow
+        return control_.fail_for_memory();
+      }
+      if (!state.structured.any() || state.structured.trouble() != ActiveSetResult::no_room) return;
+      growth_ *= 4;
+      reserve();
+    }
+  }
+
+ private:
+  void reserve() {
+    leased_.reset();
+    leased_ = std::make_unique<Leased<ForwardState<T>>>(forward_bytes(problem_, method_, growth_));
+    Workspace* workspace = leased_->lease.get();
+    if (workspace == nullptr) {
+      control_.fail_for_memory();
+    } else {
+      leased_->state.allocate(problem_, method_, growth_, *workspace);
+    }
+  }
+
+  const Problem<T>& problem_;
+  Method method_;
+  Control& control_;
+  int growth_ = 1;
+  std::unique_ptr<Leased<ForwardState<T>>> leased_;
+};
+
+// Where the structures of each instance begin.
+struct StructureOffsets {
+  std::vector<std::int64_t> structure, on, features, dense;
+};
+
+template <class T>
+StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
+                            const std::int32_t* count) {
+  const std::vector<StructureSizes> sizes = structure_sizes(problem);
+  StructureOffsets at;
+  for (auto* a : {&at.structure, &at.on, &at.features, &at.dense}) a->assign(batch + 1, 0);
+  for (std::int64_t i = 0; i < batch; ++i) {
+    at.structure[i + 1] = at.structure[i];
+    at.on[i + 1] = at.on[i];
+    at.features[i + 1] = at.features[i];
+    at.dense[i + 1] = at.dense[i];
+    for (std::size_t f = 0; f < sizes.size(); ++f) {
+      const std::int64_t k = count[i * static_cast<std::int64_t>(sizes.size()) + f];
+      at.structure[i + 1] += k;
+      at.on[i + 1] += k * sizes[f].slots;
+      at.features[i + 1] += k * sizes[f].feature_slots;
+      at.dense[i + 1] += k * sizes[f].dense;
+    }
+  }
+  return at;
+}
+
+// The structures of the forward pass, into the active sets.
+template <class T>
+void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t i,
+           StructuredFactors<T>& structured) {
+  const Span<StructuredFactor> all = structured.all();
+  const std::int32_t* count = grads.count + i * all.size;
+  const double* prob = grads.prob + at.structure[i];
+  const std::int32_t* on = grads.on + at.on[i];
+  const std::int32_t* features = grads.features + at.features[i];
+  const double* dense = grads.dense + at.dense[i];
+  for (int f = 0; f < all.size; ++f) {
+    ActiveSet& set = all[f].set;
+    for (int k = 0; k < count[f]; ++k) {
+      std::copy(on, on + set.shape().slots, set.on(set.count));
+      std::copy(features, features + set.shape().feature_slots, set.features(set.count));
+      std::copy(dense, dense + set.shape().dense_scores, set.dense(set.count));
+      on += set.shape().slots;
+      features += set.shape().feature_slots;
+      dense += set.shape().dense_scores;
+      set.adopt(*prob++);
+    }
+    all[f].present = all[f].present && set.count > 0;
+  }
+}
+
+template <class T>
 void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
-             BackwardState<T>& state) {
-  const Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
-                       grads.grad_eta_v.at(i)};
+             const StructureOffsets& at, BackwardState<T>& state) {
+  Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
+                 grads.grad_eta_v.at(i)};
   if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
     std::fill_n(g.grad_eta_u, p.num_vars, T(0));
-    std::fill_n(g.grad_eta_v, p.num_pairs, T(0));
+    std::fill_n(g.grad_eta_v, p.num_scores(), T(0));
     grads.residual[i] = 0;
     return;
   }
   state.instance.prepare(p, i);
+  if (state.structured.any()) {
+    state.structured.prepare(p, state.instance, i, false);
+    adopt(grads, at, i, state.structured);
+    if (grads.grad_prob != nullptr) g.grad_p = grads.grad_prob + at.structure[i];
+  }
   grads.residual[i] = vjp(p, state.instance, i, grads.var_side.at(i), grads.row_side.at(i), g,
-                          state.system, state.d, state.rhs);
+                          state.system, state.hubs(), state.d, state.rhs);
+}
+
+template <class U>
+void extend(std::vector<U>& all, const std::vector<U>& part) {
+  all.insert(all.end(), part.begin(), part.end());
 }
 
 }  // namespace
 
 template <class T>
-std::size_t workspace_bytes(const Problem<T>& problem, Method method) {
+std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
   Workspace counter;
-  ForwardState<T>().allocate(problem, method, counter);
-  return counter.used();
+  std::vector<StructureSizes> sizes(problem.structured.count);
+  for (int f = 0; f < problem.structured.count; ++f) {
+    Oracle oracle;
+    oracle.allocate(static_cast<OracleKind>(problem.structured.kind[f]),
+                    problem.structured.shapes(f), problem.structured.vars(f).size, counter);
+    sizes[f] = {oracle.slots(), oracle.feature_slots(),
+                oracle.is_dense() ? problem.structured.scores(f) : 0};
+  }
+  return sizes;
+}
+
+template <class T>
+std::size_t workspace_bytes(const Problem<T>& problem, Method method) {
+  return forward_bytes(problem, method, 1);
 }
 
 template <class T>
 void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
-                 Control& control) {
-  const std::size_t bytes = workspace_bytes(problem, method);
+                 FoundStructures& found, Control& control) {
+  const bool structured = problem.structured.count > 0;
+  std::vector<InstanceStructures> parts(structured ? batch : 0);
   const auto make_worker = [&]() -> Worker {
-    auto leased = std::make_shared<Leased<ForwardState<T>>>(bytes);
-    Workspace* workspace = leased->lease.get();
-    if (workspace == nullptr) {
-      control.fail_for_memory();
-    } else {
-      leased->state.allocate(problem, method, *workspace);
-    }
-    return [&, leased](std::int64_t i, bool is_caller) {
-      if (control.stopped(is_caller)) return;
-      solve_one(problem, i, method, options, warm.at(i), out, leased->state, control, is_caller);
+    auto worker = std::make_shared<ForwardWorker<T>>(problem, method, control);
+    return [&, worker](std::int64_t i, bool is_caller) {
+      (*worker)(i, options, warm.at(i), out, structured ? &parts[i] : nullptr, is_caller);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
+  if (control.stop.load()) return;
+  for (const InstanceStructures& part : parts) {
+    extend(found.count, part.count);
+    extend(found.prob, part.prob);
+    extend(found.on, part.on);
+    extend(found.features, part.features);
+    extend(found.dense, part.dense);
+  }
 }
 
 template <class T>
 void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
                Control& control) {
-  Workspace counter;
-  BackwardState<T>().allocate(problem, counter);
-  const std::size_t bytes = counter.used();
+  const int kinds = problem.structured.count;
+  StructureOffsets at;
+  int growth = 1;
+  if (kinds > 0) {
+    at = offsets_of(problem, batch, grads.count);
+    int most = 0;
+    for (std::int64_t k = 0; k < batch * kinds; ++k) most = std::max(most, grads.count[k]);
+    while (64 * growth < most) growth *= 4;
+  }
+  const std::size_t bytes = backward_bytes(problem, growth);
   const auto make_worker = [&]() -> Worker {
     auto leased = std::make_shared<Leased<BackwardState<T>>>(bytes);
     Workspace* workspace = leased->lease.get();
     if (workspace == nullptr) {
       control.fail_for_memory();
     } else {
-      leased->state.allocate(problem, *workspace);
+      leased->state.allocate(problem, growth, *workspace);
     }
     return [&, leased](std::int64_t i, bool is_caller) {
       if (control.stopped(is_caller)) return;
       leased->state.system.control = &control;
       leased->state.system.may_poll = is_caller;
-      vjp_one(problem, i, grads, leased->state);
+      vjp_one(problem, i, grads, at, leased->state);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
 }
 
-#define FACTORMAX_INSTANTIATE(T)                                                        \
-  template std::size_t workspace_bytes<T>(const Problem<T>&, Method);                   \
-  template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&, \
-                               Batched<const T>, const Outputs<T>&, Control&);          \
+#define FACTORMAX_INSTANTIATE(T)                                                                 \
+  template std::size_t workspace_bytes<T>(const Problem<T>&, Method);                            \
+  template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&,          \
+                               Batched<const T>, const Outputs<T>&, FoundStructures&, Control&); \
+  template std::vector<StructureSizes> structure_sizes<T>(const Problem<T>&);                    \
   template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
 
 FACTORMAX_INSTANTIATE(float)

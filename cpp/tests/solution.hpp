@@ -16,7 +16,7 @@ struct Solution {
   std::vector<T> mu, mu_v, tau;
   std::vector<std::int8_t> var_side, row_side;
   std::vector<double> objective, primal_residual, dual_residual;
-  std::vector<std::int32_t> iterations, status;
+  std::vector<std::int32_t> iterations, status, oracle_calls;
 
   Solution(const Graph<T>& graph, int batch_size, T poison = std::numeric_limits<T>::quiet_NaN())
       : batch(batch_size),
@@ -32,13 +32,14 @@ struct Solution {
         primal_residual(batch, poison),
         dual_residual(batch, poison),
         iterations(batch, -77),
-        status(batch, -77) {}
+        status(batch, -77),
+        oracle_calls(batch, -77) {}
 
   Outputs<T> outputs() {
     return {{mu.data(), n},         {mu_v.data(), pairs},    {tau.data(), dual},
             {var_side.data(), n},   {row_side.data(), dual}, objective.data(),
             primal_residual.data(), dual_residual.data(),    iterations.data(),
-            status.data()};
+            status.data(),          oracle_calls.data()};
   }
 
   Status status_of(int i) const { return static_cast<Status>(status[i]); }
@@ -65,7 +66,8 @@ void solve_into(Graph<T>& graph, Method method, const Options& options, Solution
                 Batched<const T> warm = {}) {
   Control control;
   const Outputs<T> outputs = out.outputs();
-  solve_batch<T>(graph.problem(), out.batch, method, options, warm, outputs, control);
+  FoundStructures found;
+  solve_batch<T>(graph.problem(), out.batch, method, options, warm, outputs, found, control);
 }
 
 template <class T>

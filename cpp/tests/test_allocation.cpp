@@ -82,7 +82,8 @@ long count(Graph<T>& graph, int batch, Method method) {
   options.max_iter = 300;
   Control control;
   const long before = allocations;
-  solve_batch<T>(problem, batch, method, options, {}, out.outputs(), control);
+  FoundStructures found;
+  solve_batch<T>(problem, batch, method, options, {}, out.outputs(), found, control);
   vjp_batch<T>(problem, batch, grads, control);
   return allocations - before;
 }

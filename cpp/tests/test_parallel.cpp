@@ -184,7 +184,8 @@ void test_stop(Method method, int threads) {
     polls = 0;
     polls_allowed = allowed;
     polling_thread = std::this_thread::get_id();
-    solve_batch<double>(graph.problem(), batch, method, options, {}, out.outputs(), control);
+    FoundStructures found;
+    solve_batch<double>(graph.problem(), batch, method, options, {}, out.outputs(), found, control);
     CHECK(control.stop && !control.out_of_memory);
     int untouched = 0;
     for (const int status : out.status) untouched += status == -77;
@@ -209,7 +210,9 @@ void test_stopped_before() {
   test::Solution<double> out(graph, 4);
   Control control;
   control.stop = true;
-  solve_batch<double>(graph.problem(), 4, Method::compact, Options(), {}, out.outputs(), control);
+  FoundStructures found;
+  solve_batch<double>(graph.problem(), 4, Method::compact, Options(), {}, out.outputs(), found,
+                      control);
   for (const int status : out.status) CHECK(status == -77);
 }
 

@@ -19,10 +19,10 @@ struct System {
 
   explicit System(Graph<T>& graph) : problem(graph.problem()) {
     instance.allocate(problem, counter);
-    reduced.allocate(problem, counter);
+    reduced.allocate(problem, nullptr, counter);
     workspace = Workspace(counter.used());
     instance.allocate(problem, workspace);
-    reduced.allocate(problem, workspace);
+    reduced.allocate(problem, nullptr, workspace);
     instance.prepare(problem, 0);
     free.assign(instance.n, true);
     reduced.count = instance.m;

@@ -7,8 +7,9 @@ the torch front uses it in eager mode too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,11 @@ from factormax.checks import check_scores
 from factormax.compiled import num_dual
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import Factor
+from factormax.factors.base import BaseFactor
+from factormax.factors.factor import Factor
+from factormax.factors.structured import StructuredFactor
 from factormax.solution import Solution
+from factormax.structures import Answer, Support
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
@@ -40,11 +44,11 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class PairSlot:
-    """The shapes of a pair factor: of its pairs, of its scores without and with the batch."""
+class ScoreSlot:
+    """The shapes of a factor's scores: as it needs them, as given without and with the batch."""
 
     count: int
-    group_shape: tuple[int, ...]
+    shape: tuple[int, ...]
     own_shape: tuple[int, ...]
     given_shape: tuple[int, ...]
 
@@ -57,7 +61,7 @@ class Solve:
     Args:
         graph: what to solve.
         scores: of each variable tensor, `(*batch, *shape)` in the compute dtype; None is zero.
-        pair_scores: of each pair factor, in the compute dtype, as given.
+        factor_scores: the factors' own (`graph.score_parts()`), in the compute dtype, as given.
         dtype: float32 or float64.
     """
 
@@ -65,28 +69,30 @@ class Solve:
         self,
         graph: FactorGraph,
         scores: list[npt.NDArray[Any] | None],
-        pair_scores: list[npt.NDArray[Any]],
+        factor_scores: list[npt.NDArray[Any]],
         dtype: type[np.floating[Any]],
     ) -> None:
         self.batch_shape = graph.known_batch_shape()
         self.batch = math.prod(self.batch_shape)
         self.slots = [Slot(t.start, t.size, t.shape) for t in graph.tensors]
-        self.pairs = [
-            PairSlot(len(f.index), f.group_shape, f.own_shape, tuple(f.scores.shape))
-            for f in graph.pairs()
-        ]
+        parts = graph.score_parts()
+        self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
+        structured = graph.structured()
+        self.oracle_slots = [f.slots for f in structured]
         self.wiring = graph.wiring()
         self.numbers = Numbers(
             self._flat_scores(scores, dtype),
-            self._flat_pair_scores(pair_scores, dtype),
+            self._flat_factor_scores(factor_scores, dtype),
             graph.params(),
             self._flat_mask([t.mask for t in graph.tensors]),
+            own_oracles(structured),
         )
         layout = [(t.name, t.shape) for t in graph.tensors]
         check_scores(self.numbers.eta_u, self.numbers.mask, layout, self.batch_shape)
-        if self.pairs:
-            names = graph.pair_layout()
-            check_scores(self.numbers.eta_v, None, names, self.batch_shape, allow_minus_inf=False)
+        if self.parts:
+            names = graph.score_layout()
+            allowed = [p.allow_minus_inf for p in parts]
+            check_scores(self.numbers.eta_v, None, names, self.batch_shape, allowed)
 
     def _flat_scores(
         self, scores: list[npt.NDArray[Any] | None], dtype: type[np.floating[Any]]
@@ -97,12 +103,12 @@ class Solve:
         ]
         return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
-    def _flat_pair_scores(
-        self, pair_scores: list[npt.NDArray[Any]], dtype: type[np.floating[Any]]
+    def _flat_factor_scores(
+        self, factor_scores: list[npt.NDArray[Any]], dtype: type[np.floating[Any]]
     ) -> FloatArray:
         columns = [
-            np.broadcast_to(s, (*self.batch_shape, *f.group_shape)).reshape(self.batch, f.count)
-            for s, f in zip(pair_scores, self.pairs, strict=True)
+            np.broadcast_to(s, (*self.batch_shape, *f.shape)).reshape(self.batch, f.count)
+            for s, f in zip(factor_scores, self.parts, strict=True)
         ]
         if not columns:
             return np.zeros((self.batch, 0), dtype)
@@ -120,38 +126,62 @@ class Solve:
         return np.concatenate(columns, axis=1)
 
     def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
-        """Solves; `values`, `pair_values` and `pull_back` then work."""
+        """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
         self.options = options
         self.raw = engine.solve(self.wiring, self.numbers, options, warm)
+        if self.numbers.oracles:  # they lead back to the graph
+            self.numbers = replace(self.numbers, oracles=())
         return self.raw
 
     def values(self) -> list[FloatArray]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""
         return self._by_tensor(self.raw.mu)
 
-    def pair_values(self) -> list[FloatArray]:
-        """The marginals of each pair factor, `(*batch, *shape of its scores as given)`."""
+    def factor_values(self) -> list[FloatArray]:
+        """The marginals of the factors' scores, `(*batch, *shape as given)`."""
         return [
             _sum_to(own, len(self.batch_shape), f)
-            for own, f in zip(self._by_pair(self.raw.mu_v), self.pairs, strict=True)
+            for own, f in zip(self._by_part(self.raw.mu_v), self.parts, strict=True)
+        ]
+
+    @cached_property
+    def supports(self) -> list[Support]:
+        """The structures of each structured factor."""
+        return [
+            Support(self.raw.structures, f, self.oracle_slots, self.batch)
+            for f in range(len(self.oracle_slots))
+        ]
+
+    def probs(self) -> list[FloatArray]:
+        """The probabilities of the structures of each structured factor, `(*batch, K)`."""
+        return [
+            s.probs.reshape((*self.batch_shape, s.width)).astype(self.raw.mu.dtype)
+            for s in self.supports
         ]
 
     def pull_back(
         self,
         grads: list[npt.NDArray[Any] | None],
-        pair_grads: list[npt.NDArray[Any] | None],
+        factor_grads: list[npt.NDArray[Any] | None],
+        prob_grads: list[npt.NDArray[Any] | None],
         objective: npt.NDArray[Any] | None,
     ) -> tuple[list[FloatArray], list[FloatArray]]:
-        """From gradients of what `values` and `pair_values` gave to gradients of the scores."""
+        """From gradients of what `values`, `factor_values` and `probs` gave to those of scores."""
         columns = [
             np.zeros((self.batch, t.size)) if g is None else g.reshape(self.batch, t.size)
             for g, t in zip(grads, self.slots, strict=True)
         ]
         grad_mu = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         grad_mu_v = None
-        if any(g is not None for g in pair_grads):
-            spread = [self._spread(g, f) for g, f in zip(pair_grads, self.pairs, strict=True)]
+        if any(g is not None for g in factor_grads):
+            spread = [self._spread(g, f) for g, f in zip(factor_grads, self.parts, strict=True)]
             grad_mu_v = np.concatenate(spread, axis=1)
+        grad_prob = None
+        if any(g is not None for g in prob_grads):
+            grad_prob = np.zeros_like(self.raw.structures.prob)
+            for g, s in zip(prob_grads, self.supports, strict=True):
+                if g is not None:
+                    s.collect(g.reshape(self.batch, s.width), grad_prob)
         grad_u, grad_v = engine.vjp(
             self.wiring,
             self.numbers.eta_v,
@@ -161,20 +191,21 @@ class Solve:
             grad_mu_v,
             None if objective is None else np.asarray(objective).reshape(self.batch),
             self.options.on_failure,
+            grad_prob,
         )
         totals = [
             _sum_to_scores(own, len(self.batch_shape), f)
-            for own, f in zip(self._by_pair(grad_v), self.pairs, strict=True)
+            for own, f in zip(self._by_part(grad_v), self.parts, strict=True)
         ]
         return self._by_tensor(grad_u), totals
 
-    def _spread(self, grad: npt.NDArray[Any] | None, factor: PairSlot) -> npt.NDArray[Any]:
-        """The gradient of a factor's value, for each of its pairs."""
+    def _spread(self, grad: npt.NDArray[Any] | None, factor: ScoreSlot) -> npt.NDArray[Any]:
+        """The gradient of a factor's value, for each of its scores."""
         if grad is None:
             return np.zeros((self.batch, factor.count))
-        missing = (1,) * (len(factor.group_shape) - len(factor.own_shape))
+        missing = (1,) * (len(factor.shape) - len(factor.own_shape))
         aligned = grad.reshape((*self.batch_shape, *missing, *factor.own_shape))
-        full = np.broadcast_to(aligned, (*self.batch_shape, *factor.group_shape))
+        full = np.broadcast_to(aligned, (*self.batch_shape, *factor.shape))
         return full.reshape(self.batch, factor.count)
 
     def _by_tensor(self, columns: FloatArray) -> list[FloatArray]:
@@ -185,11 +216,11 @@ class Solve:
             for t in self.slots
         ]
 
-    def _by_pair(self, columns: FloatArray) -> list[FloatArray]:
+    def _by_part(self, columns: FloatArray) -> list[FloatArray]:
         parts, start = [], 0
-        for f in self.pairs:
+        for f in self.parts:
             stop = start + f.count
-            parts.append(columns[:, start:stop].reshape((*self.batch_shape, *f.group_shape)))
+            parts.append(columns[:, start:stop].reshape((*self.batch_shape, *f.shape)))
             start = stop
         return parts
 
@@ -200,39 +231,64 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     scores = [
         None if t.scores is None else t.scores.astype(dtype, copy=False) for t in graph.tensors
     ]
-    task = Solve(graph, scores, [f.scores.astype(dtype, copy=False) for f in graph.pairs()], dtype)
+    parts, structured = graph.score_parts(), graph.structured()
+    task = Solve(graph, scores, [p.given.astype(dtype, copy=False) for p in parts], dtype)
     warm = None
     if warm_start is not None:
         warm = graph.check_multipliers(warm_start, task.batch, num_dual(task.wiring.spec))
     raw = task.run(options, warm)
-    tensors, pairs = list(graph.tensors), graph.pairs()
+    tensors = list(graph.tensors)
     dtypes = [_value_dtype(t.scores) for t in tensors]
     # Copies: the caller may write into them, and the backward pass needs the originals.
     values = [v.astype(d) for v, d in zip(task.values(), dtypes, strict=True)]
-    pair_values = [np.array(v) for v in task.pair_values()]
-    graph.set_answer(values, list(zip(pairs, pair_values, strict=True)))
+    factor_values = [np.array(v) for v in task.factor_values()]
+    answers = [
+        Answer(s, p, task.batch_shape, f.variable_shape, np.asarray)
+        for f, s, p in zip(structured, task.supports, task.probs(), strict=True)
+    ]
+    graph.set_answer(
+        values,
+        list(zip(parts, factor_values, strict=True)),
+        list(zip(structured, answers, strict=True)),
+    )
 
-    def vjp(grads: Mapping[Variable | Factor, Any], objective: Any) -> dict[Any, Any]:
+    def vjp(
+        grads: Mapping[Variable | BaseFactor, Any],
+        probs: Mapping[BaseFactor, Any],
+        objective: Any,
+    ) -> dict[Any, Any]:
         value_grads: list[Any] = [None] * len(tensors)
-        pair_grads: list[Any] = [None] * len(pairs)
+        factor_grads: list[Any] = [None] * len(parts)
+        prob_grads: list[Any] = [None] * len(structured)
         for key, grad in grads.items():
+            place = next((i for i, p in enumerate(parts) if p.factor is key), None)
             if isinstance(key, Variable) and key.graph is graph and key.position < len(tensors):
                 _add_slice(task, key, np.asarray(grad), value_grads)
-            elif any(f is key for f in pairs):
-                place = next(i for i, f in enumerate(pairs) if f is key)
-                shape = (*task.batch_shape, *task.pairs[place].own_shape)
-                _require_shape(pairs[place].name, np.asarray(grad), shape)
-                pair_grads[place] = np.asarray(grad)
+            elif place is not None:
+                shape = (*task.batch_shape, *task.parts[place].own_shape)
+                _require_shape(parts[place].factor.name, np.asarray(grad), shape)
+                factor_grads[place] = np.asarray(grad)
             else:
                 raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
+        for factor, grad in probs.items():
+            place = next((i for i, f in enumerate(structured) if f is factor), None)
+            if place is None:
+                raise GraphError(f"{factor!r} has no probabilities in this solution.")
+            shape = (*task.batch_shape, task.supports[place].width)
+            _require_shape(f"probs of {structured[place].name}", np.asarray(grad), shape)
+            prob_grads[place] = np.asarray(grad, dtype=np.float64)
         if objective is not None:
             objective = np.broadcast_to(objective, task.batch_shape)
-        grad_scores, grad_pair_scores = task.pull_back(value_grads, pair_grads, objective)
+        grad_scores, grad_factor_scores = task.pull_back(
+            value_grads, factor_grads, prob_grads, objective
+        )
         out: dict[Any, Any] = {}
         for t, grad, d in zip(tensors, grad_scores, dtypes, strict=True):
             out[t.variable] = grad.astype(d, copy=False)
-        for f, grad in zip(pairs, grad_pair_scores, strict=True):
-            out[f] = out[f] + grad if f in out else grad
+        for part, grad in zip(parts, grad_factor_scores, strict=True):
+            first = part is part.factor.score_parts[0]
+            name = part.factor if first else (part.factor, part.label)
+            out[name] = out[name] + grad if name in out else grad
         return out
 
     solution = Solution(
@@ -244,16 +300,23 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
             raw.dual_residual.reshape(task.batch_shape),
         ),
         multipliers=raw.tau,
+        calls=raw.oracle_calls.reshape(task.batch_shape),
         differentiate=vjp,
     )
     engine.report_failures(raw, options.on_failure, solution)
     return solution
 
 
+def own_oracles(structured: Sequence[StructuredFactor]) -> tuple[Any, ...]:
+    """The structured factors that are the user's own, None for the built-in ones; () if all are."""
+    oracles = tuple(f if isinstance(f, Factor) else None for f in structured)
+    return oracles if any(o is not None for o in oracles) else ()
+
+
 def _compute_dtype(graph: FactorGraph) -> type[np.floating[Any]]:
     """float32 if all scores are of at most that precision, else float64."""
     given = [t.scores for t in graph.tensors if t.scores is not None]
-    given += [f.scores for f in graph.pairs() if f.scores.ndim > 0]
+    given += [p.given for p in graph.score_parts() if p.given.ndim > 0]
     small = given and all(a.dtype in (np.float32, np.float16) for a in given)
     return np.float32 if small else np.float64
 
@@ -265,7 +328,7 @@ def _value_dtype(scores: npt.NDArray[Any] | None) -> np.dtype[Any]:
     return scores.dtype
 
 
-def _sum_to(own: FloatArray, batch_dims: int, factor: PairSlot) -> FloatArray:
+def _sum_to(own: FloatArray, batch_dims: int, factor: ScoreSlot) -> FloatArray:
     """Sums what came from one broadcast score: `(*batch, *shape of the scores as given)`."""
     shape = factor.own_shape
     extra = own.ndim - batch_dims - len(shape)
@@ -276,7 +339,7 @@ def _sum_to(own: FloatArray, batch_dims: int, factor: PairSlot) -> FloatArray:
     return np.asarray(own.sum(axis=ones, keepdims=True) if ones else own)
 
 
-def _sum_to_scores(own: FloatArray, batch_dims: int, factor: PairSlot) -> FloatArray:
+def _sum_to_scores(own: FloatArray, batch_dims: int, factor: ScoreSlot) -> FloatArray:
     """The gradient of the scores as given: shared ones collect over the batch."""
     total = _sum_to(own, batch_dims, factor)
     given = factor.given_shape

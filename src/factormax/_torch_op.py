@@ -17,7 +17,7 @@ from torch import Tensor
 
 from factormax import engine
 from factormax.checks import Layout, check_scores
-from factormax.compiled import Wiring, num_dual
+from factormax.compiled import Wiring, num_dual, parse_spec
 from factormax.engine import Numbers, Options, RawSolution
 
 __all__ = ["Request", "as_numpy", "refuse_second_derivative", "solve_op"]
@@ -31,13 +31,16 @@ class Request:
     options: Options
     variables: Layout
     factors: Layout
+    allow_minus_inf: list[bool]  # of the factors' scores
     batch_shape: tuple[int, ...]
 
     def pack(self) -> str:
         """As a text."""
         o = self.options
-        options = [o.method, str(o.tol), str(o.max_iter), str(o.step_size), o.on_failure]
-        parts = [self.spec, ",".join(options), str(self.batch_shape)]
+        numbers = [str(n) for n in (o.tol, o.max_iter, o.max_inner_iter, o.step_size)]
+        allowed = "".join(["1" if a else "0" for a in self.allow_minus_inf])
+        parts = [self.spec, ",".join([o.method, *numbers, o.on_failure]), allowed]
+        parts.append(str(self.batch_shape))
         for layout in (self.variables, self.factors):
             parts.append("\x1e".join([f"{name}\x1f{shape}" for name, shape in layout]))
         return "\x1d".join(parts)
@@ -46,17 +49,25 @@ class Request:
     @lru_cache(maxsize=256)
     def unpack(text: str) -> Request:
         """The request that was packed."""
-        spec, options, batch_shape, *layouts = text.split("\x1d")
-        method, tol, max_iter, step_size, on_failure = options.split(",")
+        spec, options, allowed, batch_shape, *layouts = text.split("\x1d")
+        method, tol, max_iter, max_inner_iter, step_size, on_failure = options.split(",")
         variables, factors = (
             [(name, literal_eval(shape)) for name, shape in (e.split("\x1f") for e in entries)]
             for entries in ([e for e in part.split("\x1e") if e] for part in layouts)
         )
         return Request(
             spec,
-            Options(method, float(tol), int(max_iter), float(step_size), on_failure),
+            Options(
+                method,
+                float(tol),
+                int(max_iter),
+                int(max_inner_iter),
+                float(step_size),
+                on_failure,
+            ),
             variables,
             factors,
+            [a == "1" for a in allowed],
             literal_eval(batch_shape),
         )
 
@@ -78,7 +89,7 @@ def solve_op(
         as_numpy(eta_u), as_numpy(eta_v), as_numpy(params), None if mask is None else as_numpy(mask)
     )
     check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
-    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, allow_minus_inf=False)
+    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, asked.allow_minus_inf)
     raw = engine.solve(wiring, numbers, asked.options, None if warm is None else as_numpy(warm))
     engine.report_failures(raw, asked.options.on_failure)
     arrays = (
@@ -89,7 +100,7 @@ def solve_op(
         raw.var_side,
         raw.row_side,
         np.stack([raw.primal_residual, raw.dual_residual]),
-        np.stack([raw.iterations, raw.status]),
+        np.stack([raw.iterations, raw.status, raw.oracle_calls]),
     )
     return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
 
@@ -114,7 +125,7 @@ def _solve_fake(
         eta_u.new_empty((batch, n), dtype=torch.int8),
         eta_u.new_empty((batch, dual), dtype=torch.int8),
         eta_u.new_empty((2, batch), dtype=torch.float64),
-        eta_u.new_empty((2, batch), dtype=torch.int32),
+        eta_u.new_empty((3, batch), dtype=torch.int32),
     )
 
 
@@ -123,11 +134,14 @@ def vjp_op(
     grad_mu: Tensor,
     grad_mu_v: Tensor,
     grad_objective: Tensor,
+    eta_u: Tensor,
     eta_v: Tensor,
+    mask: Tensor | None,
     literals: Tensor,
     params: Tensor,
     mu: Tensor,
     mu_v: Tensor,
+    tau: Tensor,
     var_side: Tensor,
     row_side: Tensor,
     counts: Tensor,
@@ -135,11 +149,23 @@ def vjp_op(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `factormax::solve` with respect to both kinds of scores."""
     asked = Request.unpack(request)
+    wiring = Wiring(mu.shape[1], asked.spec, as_numpy(literals))
+    if any(entry.cls.structured for entry in parse_spec(asked.spec)):
+        # The structures are of no fixed number, so the operator can't return them: find them again.
+        numbers = Numbers(
+            as_numpy(eta_u),
+            as_numpy(eta_v),
+            as_numpy(params),
+            None if mask is None else as_numpy(mask),
+        )
+        raw = engine.solve(wiring, numbers, asked.options, as_numpy(tau))
+    else:
+        raw = RawSolution.for_vjp(*map(as_numpy, (mu, mu_v, var_side, row_side, counts[1])))
     grad_u, grad_v = engine.vjp(
-        Wiring(mu.shape[1], asked.spec, as_numpy(literals)),
+        wiring,
         as_numpy(eta_v),
         as_numpy(params),
-        RawSolution.for_vjp(*map(as_numpy, (mu, mu_v, var_side, row_side, counts[1]))),
+        raw,
         as_numpy(grad_mu),
         as_numpy(grad_mu_v),
         as_numpy(grad_objective),
@@ -157,9 +183,11 @@ def _vjp_fake(grad_mu: Tensor, grad_mu_v: Tensor, *_: Any) -> tuple[Tensor, Tens
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, eta_v, _, literals, params, _, request = inputs
-    mu, mu_v, _, _, var_side, row_side, _, counts = output
-    ctx.save_for_backward(eta_v, literals, params, mu, mu_v, var_side, row_side, counts)
+    eta_u, eta_v, mask, literals, params, _, request = inputs
+    mu, mu_v, _, tau, var_side, row_side, _, counts = output
+    ctx.save_for_backward(
+        eta_u, eta_v, mask, literals, params, mu, mu_v, tau, var_side, row_side, counts
+    )
     ctx.request = request
 
 

@@ -20,7 +20,7 @@ def check_scores(
     mask: npt.NDArray[np.bool_] | None,
     layout: Layout,
     batch_shape: Sequence[int],
-    allow_minus_inf: bool = True,
+    allow_minus_inf: bool | Sequence[bool] = True,
 ) -> None:
     """Raises for the first NaN or +inf where the mask is set.
 
@@ -29,7 +29,7 @@ def check_scores(
         mask: `(B, n)`, or None.
         layout: names and shapes of what is laid out along the second axis.
         batch_shape: the shape of the first axis.
-        allow_minus_inf: whether −inf is legal.
+        allow_minus_inf: whether −inf is legal; for everything, or for each of the layout.
 
     Raises:
         ValueError: naming the object and the first index.
@@ -37,8 +37,10 @@ def check_scores(
     if np.isfinite(scores).all():
         return
     bad = np.isnan(scores) | (scores == np.inf)
-    if not allow_minus_inf:
-        bad |= scores == -np.inf
+    sizes = [math.prod(shape) for _, shape in layout]
+    if isinstance(allow_minus_inf, bool):
+        allow_minus_inf = [allow_minus_inf] * len(sizes)
+    bad |= (scores == -np.inf) & ~np.repeat(np.array(allow_minus_inf, dtype=bool), sizes)
     if mask is not None:
         bad &= mask
     if not bad.any():
@@ -46,8 +48,7 @@ def check_scores(
     instance, column = np.argwhere(bad)[0]
     number = scores[instance, column]
     offset = int(column)
-    for name, shape in layout:
-        size = math.prod(shape)
+    for (name, shape), size, allowed in zip(layout, sizes, allow_minus_inf, strict=True):
         if offset < size:
             index = list(np.unravel_index(offset, shape)) if shape else []
             if batch_shape:
@@ -55,7 +56,7 @@ def check_scores(
             elif len(scores) > 1:  # the batch dimensions are not known here
                 index = [instance, *index]
             what = "NaN" if np.isnan(number) else f"{number:+}"
-            legal = "finite numbers or -inf" if allow_minus_inf else "finite numbers"
+            legal = "finite numbers or -inf" if allowed else "finite numbers"
             raise ValueError(
                 f"{name}: scores must be {legal}, got {what} at index {tuple(map(int, index))} "
                 f"(batch dimensions first)."

@@ -9,7 +9,7 @@ depends on masks and parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from factormax.arrays import FloatArray, IndexArray
 from factormax.errors import GraphError
-from factormax.factors.base import Factor, Group, RowBlocks, repeated_variable
+from factormax.factors.base import BaseFactor, Group, RowBlocks, repeated_variable
 
 __all__ = ["CompiledGraph", "Lowered", "Wiring", "compile_wiring", "num_dual"]
 
@@ -28,7 +28,8 @@ class Wiring:
     """What is in a graph, without the numbers.
 
     `spec` is one entry a factor, joined by `;`: `kind,k,d,flags`, where flags has a letter a
-    parameter: `s` shared by the instances, `b` one for each.
+    parameter: `s` shared by the instances, `b` one for each. Structured factors add a fifth, whole
+    numbers joined by dots: the oracle, 1 if linked, the number of scores, slots, and the shape.
     """
 
     num_variables: int
@@ -37,15 +38,28 @@ class Wiring:
     checked: bool = False  # whether it is known that no factor has a variable twice
     compiled: CompiledGraph | None = field(default=None, repr=False, compare=False)
 
+    def for_one_instance(self) -> Wiring:
+        """The same for an instance alone: all its parameters are shared ones."""
+        entries = []
+        for text in filter(None, self.spec.split(";")):
+            kind, k, d, flags, *rest = text.split(",")
+            entries.append(",".join([kind, k, d, flags.replace("b", "s"), *rest]))
+        return replace(self, spec=";".join(entries), compiled=None)
+
 
 @dataclass(frozen=True)
 class Entry:
     """One factor of a spec."""
 
-    cls: type[Factor]
+    cls: type[BaseFactor]
     k: int
     d: int
     flags: str
+    oracle: int = -1
+    linked: bool = False
+    num_scores: int = 0
+    slots: int = 0
+    shape: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=256)
@@ -53,22 +67,36 @@ def parse_spec(spec: str) -> tuple[Entry, ...]:
     """The entries of a wiring's spec."""
     entries = []
     for text in filter(None, spec.split(";")):
-        kind, k, d, flags = text.split(",")
-        entries.append(Entry(Factor.registry[kind], int(k), int(d), flags))
+        kind, k, d, flags, *structured = text.split(",")
+        entry = Entry(BaseFactor.registry[kind], int(k), int(d), flags)
+        if structured:
+            oracle, linked, num_scores, slots, *shape = map(int, structured[0].split("."))
+            entry = replace(
+                entry,
+                oracle=oracle,
+                linked=bool(linked),
+                num_scores=num_scores,
+                slots=slots,
+                shape=tuple(shape),
+            )
+        entries.append(entry)
     return tuple(entries)
 
 
 @lru_cache(maxsize=256)
 def num_dual(spec: str) -> int:
-    """The number of multipliers: one a row, one a pair."""
-    return sum(entry.cls.num_rows(entry.d) * entry.k for entry in parse_spec(spec))
+    """The number of multipliers: one a row, one a pair, one a variable of a linked factor."""
+    return sum(
+        entry.d * entry.linked if entry.cls.structured else entry.cls.num_rows(entry.d) * entry.k
+        for entry in parse_spec(spec)
+    )
 
 
 @dataclass
 class _Bundle:
     """All factors of one kind, size and parameter layout: lowered together."""
 
-    cls: type[Factor]
+    cls: type[BaseFactor]
     index: IndexArray  # (k, d)
     negated: npt.NDArray[np.bool_]  # (k, d)
     entries: list[int] = field(default_factory=list)
@@ -84,6 +112,47 @@ class Lowered:
     rhs: FloatArray  # (1 | B, R)
 
 
+@dataclass(frozen=True)
+class Oracles:
+    """The structured factors of a graph, S of them: what the core needs of each."""
+
+    positions: tuple[int, ...]  # among the factors of the graph
+    kind: npt.NDArray[np.int8]  # (S,)
+    linked: npt.NDArray[np.uint8]  # (S,)
+    var_ptr: npt.NDArray[np.int32]  # (S + 1,) where the variables of each begin
+    var: npt.NDArray[np.int32]
+    shape_ptr: npt.NDArray[np.int32]  # (S + 1,)
+    shape: npt.NDArray[np.int32]
+    score_ptr: npt.NDArray[np.int32]  # (S + 1,) where its scores begin, after those of the pairs
+
+    @classmethod
+    def of(cls, entries: tuple[Entry, ...], given: list[tuple[int, IndexArray]]) -> Oracles:
+        """Those at these positions, with these variables."""
+        chosen = [entries[position] for position, _ in given]
+        shapes = [np.array(e.shape, dtype=np.int32) for e in chosen]
+        none = np.zeros(0, dtype=np.int32)
+        return cls(
+            positions=tuple(position for position, _ in given),
+            kind=np.array([e.oracle for e in chosen], dtype=np.int8),
+            linked=np.array([e.linked for e in chosen], dtype=np.uint8),
+            var_ptr=_offsets([np.array([len(v)]) for _, v in given]),
+            var=np.concatenate([none, *[v for _, v in given]]).astype(np.int32),
+            shape_ptr=_offsets([np.array([len(s)]) for s in shapes]),
+            shape=np.concatenate([none, *shapes]),
+            score_ptr=_offsets([np.array([e.num_scores]) for e in chosen]),
+        )
+
+    @property
+    def num_scores(self) -> int:
+        """Of all of them, per instance."""
+        return int(self.score_ptr[-1])
+
+    @property
+    def num_links(self) -> int:
+        """The variables of the linked ones."""
+        return int(np.diff(self.var_ptr)[self.linked == 1].sum())
+
+
 class CompiledGraph:
     """The immutable index arrays of a graph.
 
@@ -92,6 +161,7 @@ class CompiledGraph:
         pairs: `(P, 2)`, the variables of each pair; `pair_negated` likewise.
         block_ptr: `(F + 1,)`, where the rows of each factor begin; `block_kind`: `(F,)`.
         block_isolated: `(F + P,)`, factors that share no variable with another.
+        oracles: the structured factors.
     """
 
     def __init__(self, wiring: Wiring) -> None:
@@ -99,7 +169,8 @@ class CompiledGraph:
         self.entries = parse_spec(wiring.spec)
         pairs: list[IndexArray] = []
         pair_negated: list[npt.NDArray[np.bool_]] = []
-        bundles: dict[tuple[type[Factor], int, str], list[int]] = {}
+        bundles: dict[tuple[type[BaseFactor], int, str], list[int]] = {}
+        structured: list[tuple[int, IndexArray]] = []
         index: list[IndexArray] = []
         negated: list[npt.NDArray[np.bool_]] = []
         start = 0
@@ -112,7 +183,9 @@ class CompiledGraph:
             twice = None if wiring.checked else repeated_variable(index[-1])
             if twice is not None:
                 raise GraphError(f"{entry.cls.__name__}: variable {twice} is in it twice.")
-            if entry.cls.soft:
+            if entry.cls.structured:
+                structured.append((position, index[-1].reshape(-1)))
+            elif entry.cls.soft:
                 pairs.append(index[-1])
                 pair_negated.append(negated[-1])
             elif entry.k > 0:
@@ -140,10 +213,12 @@ class CompiledGraph:
         self.block_ptr = _offsets(rows)
         kinds = [np.full(r.col.shape[1], r.block_kind, dtype=np.int8) for r in plain]
         self.block_kind = np.concatenate([np.zeros(0, dtype=np.int8), *kinds])
+        self.oracles = Oracles.of(self.entries, structured)
         self.block_isolated = self._isolated()
 
     def _isolated(self) -> npt.NDArray[np.uint8]:
-        links = [b.index.reshape(-1) for b in self.bundles] + [self.pairs.reshape(-1)]
+        links = [b.index.reshape(-1) for b in self.bundles]
+        links += [self.pairs.reshape(-1), self.oracles.var.astype(np.int64)]
         degree = np.bincount(np.concatenate(links), minlength=self.num_variables)
         blocks = [b.index for b in self.bundles] + [self.pairs]
         if degree.min(initial=2) > 1:
@@ -185,6 +260,44 @@ class CompiledGraph:
         if key is not None:
             self._last = (key, lowered)
         return lowered
+
+    def oracle_params(
+        self, params: FloatArray, mask: npt.NDArray[np.bool_] | None, batch: int
+    ) -> npt.NDArray[np.float64]:
+        """The parameter of each structured factor, `(1 | B, S)`; 0 where it has none.
+
+        Checks the parameters and the masks of these factors.
+        """
+        positions = self.oracles.positions
+        if not positions:
+            return np.zeros((1, 0))
+        offsets = self._param_offsets(batch)
+        lead = batch if any("b" in self.entries[p].flags for p in positions) else 1
+        out = np.zeros((lead, len(positions)))
+        for place, position in enumerate(positions):
+            entry = self.entries[position]
+            if entry.flags:
+                own = batch if entry.flags == "b" else 1
+                number = params[offsets[position] :][:own]
+                entry.cls.check_params((number,), entry.d, entry.cls.__name__)
+                out[:, place] = number
+            if mask is not None:
+                start, stop = self.oracles.var_ptr[place : place + 2]
+                present = mask[:, self.oracles.var[start:stop]]
+                entry.cls.check_mask(present, entry.shape)  # type: ignore[attr-defined]
+        return out
+
+    def params_of_instance(self, params: FloatArray, instance: int, batch: int) -> FloatArray:
+        """The parameters of one instance of a batch, flat, as its own wiring has them."""
+        parts: list[FloatArray] = [np.zeros(0)]
+        start = 0
+        for entry in self.entries:
+            for shape, flag in zip(entry.cls.param_shapes, entry.flags, strict=True):
+                size = entry.k * (entry.d if shape == "literal" else 1)
+                offset = start + (instance * size if flag == "b" else 0)
+                parts.append(params[offset : offset + size])
+                start += size * (batch if flag == "b" else 1)
+        return np.concatenate(parts)
 
     def _params_of(self, bundle: _Bundle, params: FloatArray, batch: int) -> list[FloatArray]:
         """The bundle's parameters, each `(1 | B, k)` or `(1 | B, k, d)`."""

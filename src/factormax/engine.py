@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ import numpy.typing as npt
 from factormax import _core as _typed_core
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
-from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
+from factormax.errors import GraphError, InfeasibleError, NotConvergedError, NotConvergedWarning
+from factormax.rendezvous import Rendezvous
 from factormax.status import Status
+from factormax.structures import FoundStructures
 
 __all__ = [
     "METHODS",
@@ -43,6 +45,7 @@ class Options:
     method: str = "auto"
     tol: float = 1e-6
     max_iter: int = 1000
+    max_inner_iter: int = 100_000
     step_size: float = 1.0
     on_failure: str = "warn"
 
@@ -52,25 +55,56 @@ class Numbers:
     """The numbers of a batch of instances of one wiring."""
 
     eta_u: FloatArray  # (B, n) float32 or float64
-    eta_v: FloatArray  # (B, P)
+    eta_v: FloatArray  # (B, P + scores of the structured factors)
     params: FloatArray  # flat float64
     mask: npt.NDArray[np.bool_] | None  # (B, n)
+    oracles: tuple[Any, ...] = ()  # the structured factors that are the user's own; None: built in
 
 
 @dataclass(frozen=True)
 class RawSolution:
-    """What the core answers. `tau`, `var_side` and `row_side` are what the backward pass needs."""
+    """What the core answers. `var_side`, `row_side` and `structures` serve the backward pass."""
 
     mu: FloatArray  # (B, n)
-    mu_v: FloatArray  # (B, P)
-    tau: FloatArray  # (B, R + P)
+    mu_v: FloatArray  # (B, P + scores of the structured factors)
+    tau: FloatArray  # (B, R + P + links)
     var_side: npt.NDArray[np.int8]  # (B, n)
-    row_side: npt.NDArray[np.int8]  # (B, R + P)
+    row_side: npt.NDArray[np.int8]  # (B, R + P + links)
     objective: npt.NDArray[np.float64]  # (B,)
     primal_residual: npt.NDArray[np.float64]
     dual_residual: npt.NDArray[np.float64]
     iterations: npt.NDArray[np.int32]
     status: npt.NDArray[np.int32]
+    oracle_calls: npt.NDArray[np.int32]
+    structures: FoundStructures = field(default_factory=FoundStructures.none)
+
+    @classmethod
+    def empty(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:
+        """To be filled by the core."""
+        return cls(
+            mu=np.empty((batch, n), dtype),
+            mu_v=np.empty((batch, scores), dtype),
+            tau=np.empty((batch, dual), dtype),
+            var_side=np.empty((batch, n), np.int8),
+            row_side=np.empty((batch, dual), np.int8),
+            objective=np.empty(batch),
+            primal_residual=np.empty(batch),
+            dual_residual=np.empty(batch),
+            iterations=np.empty(batch, np.int32),
+            status=np.empty(batch, np.int32),
+            oracle_calls=np.empty(batch, np.int32),
+        )
+
+    def outputs(self) -> list[npt.NDArray[Any]]:
+        """The arrays that the core fills, in its order."""
+        return list(self.__dict__.values())[:-1]
+
+    @classmethod
+    def joined(cls, parts: list[RawSolution]) -> RawSolution:
+        """Of a batch whose instances were solved apart."""
+        names = [name for name in parts[0].__dict__ if name != "structures"]
+        arrays: Any = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
+        return cls(**arrays, structures=FoundStructures.joined([p.structures for p in parts]))
 
     @classmethod
     def for_vjp(
@@ -82,8 +116,8 @@ class RawSolution:
         status: npt.NDArray[np.int32],
     ) -> RawSolution:
         """Only what `vjp` looks at."""
-        none = np.zeros(0)
-        return cls(mu, mu_v, none, var_side, row_side, none, none, none, none, status)  # type: ignore[arg-type]
+        none: Any = np.zeros(0)
+        return cls(mu, mu_v, none, var_side, row_side, none, none, none, none, status, none)
 
 
 def _structure(
@@ -109,6 +143,14 @@ def _structure(
         graph.block_ptr,
         graph.block_kind,
         graph.block_isolated,
+        graph.oracles.kind,
+        graph.oracles.linked,
+        graph.oracles.var_ptr,
+        graph.oracles.var,
+        graph.oracles.shape_ptr,
+        graph.oracles.shape,
+        graph.oracles.score_ptr,
+        graph.oracle_params(params, mask, eta_u.shape[0]),
         None if mask is None else mask.view(np.uint8),
         np.ascontiguousarray(eta_u),
         np.ascontiguousarray(eta_v),
@@ -123,33 +165,86 @@ def solve(
     if numbers.eta_u.min(initial=0) == -np.inf:  # it takes the variable out, like a mask
         here = numbers.eta_u != -np.inf
         mask = here if mask is None else mask & here
+    if len(numbers.eta_u) > 1 and any(hasattr(o, "map_batch") for o in numbers.oracles):
+        return _solve_together(wiring, replace(numbers, mask=mask), options, warm)
+    callbacks = [None if o is None else o.callback() for o in numbers.oracles] or None
+    return _solve_with(wiring, numbers, mask, options, warm, callbacks)
+
+
+def _solve_with(
+    wiring: Wiring,
+    numbers: Numbers,
+    mask: npt.NDArray[np.bool_] | None,
+    options: Options,
+    warm: FloatArray | None,
+    callbacks: list[Any] | None,
+) -> RawSolution:
     graph, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
     batch, n = numbers.eta_u.shape
     dtype = numbers.eta_u.dtype
-    dual = graph.num_rows + len(graph.pairs)
-    raw = RawSolution(
-        mu=np.empty((batch, n), dtype),
-        mu_v=np.empty((batch, len(graph.pairs)), dtype),
-        tau=np.empty((batch, dual), dtype),
-        var_side=np.empty((batch, n), np.int8),
-        row_side=np.empty((batch, dual), np.int8),
-        objective=np.empty(batch),
-        primal_residual=np.empty(batch),
-        dual_residual=np.empty(batch),
-        iterations=np.empty(batch, np.int32),
-        status=np.empty(batch, np.int32),
+    dual = graph.num_rows + len(graph.pairs) + graph.oracles.num_links
+    scores = len(graph.pairs) + graph.oracles.num_scores
+    raw = RawSolution.empty(batch, n, scores, dual, dtype)
+    if batch == 0:
+        return raw
+    fault = np.zeros(2, np.int32)  # the structured factor whose oracle is wrong, and how
+    found = _core.solve(
+        *structure,
+        None if warm is None else np.ascontiguousarray(warm, dtype),
+        callbacks,
+        fault,
+        METHODS[options.method],
+        options.tol,
+        options.max_iter,
+        options.max_inner_iter,
+        options.step_size,
+        *raw.outputs(),
     )
-    if batch > 0:
-        _core.solve(
-            *structure,
-            None if warm is None else np.ascontiguousarray(warm, dtype),
-            METHODS[options.method],
-            options.tol,
-            options.max_iter,
-            options.step_size,
-            *raw.__dict__.values(),
+    if fault[1]:
+        factor = numbers.oracles[fault[0]]
+        raise GraphError(f"{factor.name}: {_FAULTS[int(fault[1])]}")
+    return raw if found is None else replace(raw, structures=FoundStructures(*found))
+
+
+# CallbackFault of the core
+_FAULTS = {
+    1: "native_map reported a failure.",
+    2: "native_map returned an assignment that is not made of 0 and 1.",
+    3: "native_map switched on a variable that is masked (its score is -inf).",
+    4: "native_map returned a feature that is not finite.",
+}
+
+
+def _solve_together(
+    wiring: Wiring, numbers: Numbers, options: Options, warm: FloatArray | None
+) -> RawSolution:
+    """Solves the instances side by side, so that `map_batch` sees their scores at once."""
+
+    def solve_one(i: int, rendezvous: Rendezvous) -> RawSolution:
+        here = slice(i, i + 1)
+        one = replace(
+            numbers,
+            eta_u=numbers.eta_u[here],
+            eta_v=numbers.eta_v[here],
+            params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
         )
-    return raw
+        mask = None if numbers.mask is None else numbers.mask[here]
+        callbacks = [
+            None
+            if o is None
+            else rendezvous.callback(o)
+            if hasattr(o, "map_batch")
+            else o.callback()
+            for o in numbers.oracles
+        ]
+        return _solve_with(
+            compiled_for_one, one, mask, options, None if warm is None else warm[here], callbacks
+        )
+
+    batch = len(numbers.eta_u)
+    # Parameters of an instance alone are shared ones.
+    compiled_for_one = wiring.for_one_instance()
+    return RawSolution.joined(Rendezvous.run(batch, solve_one))
 
 
 def working_memory(wiring: Wiring, numbers: Numbers, method: str = "auto") -> int:
@@ -167,8 +262,12 @@ def vjp(
     grad_mu_v: FloatArray | None,
     grad_objective: FloatArray | None,
     on_failure: str,
+    grad_prob: npt.NDArray[np.float64] | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`; None is 0."""
+    """The gradients of `(mu, mu_v, objective)` with respect to `(eta_u, eta_v)`; None is 0.
+
+    grad_prob: of the probabilities of the structures, in the core's order.
+    """
     # The side of a variable says whether it is there; ABSENT is the largest.
     mask = raw.var_side != ABSENT_SIDE if raw.var_side.max(initial=0) == ABSENT_SIDE else None
     # The scores themselves are not needed: their place is taken by mu.
@@ -186,6 +285,8 @@ def vjp(
             raw.var_side,
             raw.row_side,
             raw.status,
+            *raw.structures.__dict__.values(),
+            grad_prob,
             grad_eta_u,
             grad_eta_v,
             residual,

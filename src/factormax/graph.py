@@ -13,14 +13,15 @@ from factormax.arrays import Array, ArrayLike, is_tensor, is_tracing
 from factormax.compiled import Wiring
 from factormax.engine import METHODS, Options
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import Factor
-from factormax.factors.pair import Pair
+from factormax.factors.base import BaseFactor
+from factormax.factors.scores import Scores
+from factormax.factors.structured import StructuredFactor
 from factormax.solution import Solution
 from factormax.variable import Variable
 
 __all__ = ["FactorGraph", "TorchFactorGraph"]
 
-F = TypeVar("F", bound=Factor)
+F = TypeVar("F", bound=BaseFactor)
 
 
 @dataclass(eq=False)
@@ -73,10 +74,11 @@ class FactorGraph:
         self.batch_dims = batch_dims
         self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
         self.tensors: list[VariableTensor] = []
-        self.factors: list[Factor] = []
+        self.factors: list[BaseFactor] = []
         self.num_variables = 0
         self._values: list[Any] | None = None
-        self._factor_values: list[tuple[Factor, Any]] = []
+        self._factor_values: list[tuple[Scores, Any]] = []
+        self._structures: list[tuple[StructuredFactor, Any]] = []
 
     # ---- building --------------------------------------------------------------------------------
 
@@ -133,12 +135,14 @@ class FactorGraph:
         Raises:
             GraphError: if it is no factor, or one over variables of another graph.
         """
-        if not isinstance(factor, Factor):
+        if not isinstance(factor, BaseFactor):
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
-        if isinstance(factor, Pair) and is_tensor(factor.scores) and not is_tracing():
-            self._check_library(factor, factor.scores)
+        if not is_tracing():
+            for part in factor.score_parts:
+                if is_tensor(part.given):
+                    self._check_library(factor, part.given)
         self.factors.append(factor)
         return factor
 
@@ -154,7 +158,7 @@ class FactorGraph:
         self.num_variables = start + size
         return variable
 
-    def _check_library(self, owner: str | Factor, scores: Any) -> None:
+    def _check_library(self, owner: str | BaseFactor, scores: Any) -> None:
         for other in self.tensors:
             if other.scores is not None and is_tensor(other.scores) != is_tensor(scores):
                 label = owner if isinstance(owner, str) else owner.name
@@ -171,7 +175,7 @@ class FactorGraph:
         method: str = "auto",
         tol: float = 1e-6,
         max_iter: int = 1000,
-        max_inner_iter: int = 1000,
+        max_inner_iter: int = 100_000,
         step_size: float = 1.0,
         on_failure: str = "warn",
         warm_start: Solution | None = None,
@@ -182,8 +186,7 @@ class FactorGraph:
             method: "auto", or "admm" for the paper's algorithm.
             tol: how far the constraints may be from holding.
             max_iter: the most passes over the graph, for each instance.
-            max_inner_iter: the most oracle calls a structured factor may take in one pass; the
-                factors of this version need none.
+            max_inner_iter: the most oracle calls a structured factor may take in one pass.
             step_size: of "admm".
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of a graph of the same factors to start from.
@@ -204,39 +207,65 @@ class FactorGraph:
     def uses_torch(self) -> bool:
         """Whether the scores are torch tensors."""
         return any(is_tensor(t.scores) for t in self.tensors) or any(
-            isinstance(f, Pair) and is_tensor(f.scores) for f in self.factors
+            is_tensor(part.given) for part in self.score_parts()
         )
 
     # ---- for the fronts --------------------------------------------------------------------------
 
     def wiring(self) -> Wiring:
         """What is in the graph, without the numbers."""
-        entries, literals = [], []
-        for f in self.factors:
-            k, d = f.index.shape
-            flags = "".join(["s" if p.shape[0] == 1 else "b" for p in f.params])
-            entries.append(f"{f.registered},{k},{d},{flags}")
-            doubled = f.index * 2
-            literals.append((doubled if f.negated is None else doubled + f.negated).reshape(-1))
+        linked = self._linked()
+        entries = [
+            f.structured_spec(f in linked) if isinstance(f, StructuredFactor) else f.spec
+            for f in self.factors
+        ]
+        literals = [f.literals for f in self.factors]
         flat = np.concatenate(literals) if literals else np.zeros(0, dtype=np.int64)
         # The factors checked themselves, unless they could not see their indices.
         return Wiring(self.num_variables, ";".join(entries), flat, not is_tracing())
+
+    def structured(self) -> list[StructuredFactor]:
+        """The structured factors, in the order in which the core sees them."""
+        return [f for f in self.factors if isinstance(f, StructuredFactor)]
+
+    def _linked(self) -> list[StructuredFactor]:
+        """The structured factors that share variables with an earlier one."""
+        structured = self.structured()
+        if len(structured) < 2:
+            return []
+        linked = []
+        if is_tracing():  # the indices are not there: what shares a tensor may share a variable
+            seen: set[int] = set()
+            for f in structured:
+                own = f.tensors_used()
+                if seen & own:
+                    linked.append(f)
+                seen |= own
+            return linked
+        taken = np.zeros(self.num_variables, dtype=bool)
+        for f in structured:
+            if taken[f.index].any():
+                linked.append(f)
+            taken[f.index] = True
+        return linked
 
     def params(self) -> npt.NDArray[np.float64]:
         """The parameters of all factors, flat."""
         parts = [p.reshape(-1) for f in self.factors for p in f.params]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def pairs(self) -> list[Pair]:
-        """The factors with scores, in the order in which their scores are laid out."""
-        return [f for f in self.factors if isinstance(f, Pair)]
+    def score_parts(self) -> list[Scores]:
+        """The factors' own scores, in the order in which the core lays them out: pairs first."""
+        ordered = [f for f in self.factors if not f.structured]
+        ordered += [f for f in self.factors if f.structured]
+        return [part for f in ordered for part in f.score_parts]
 
-    def pair_layout(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the factors with scores, for messages."""
-        pairs = self.pairs()
-        if len(pairs) > 16 or is_tracing():  # names take time, or can't be had
-            return [(f"{f.kind} (number {i})", f.group_shape) for i, f in enumerate(pairs)]
-        return [(f.name, f.group_shape) for f in pairs]
+    def score_layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the factors' scores, for messages."""
+        parts = self.score_parts()
+        if len(parts) > 16 or is_tracing():  # names take time, or can't be had
+            return [(f"{p.factor.kind} (number {i})", p.shape) for i, p in enumerate(parts)]
+        return [(p.name, p.shape) for p in parts]
 
     def known_batch_shape(self) -> tuple[int, ...]:
         """The batch dimensions.
@@ -265,10 +294,16 @@ class FactorGraph:
             )
         return tau
 
-    def set_answer(self, values: list[Any], factor_values: list[tuple[Factor, Any]]) -> None:
-        """Keeps the answer of a query, for `value` to hand out."""
+    def set_answer(
+        self,
+        values: list[Any],
+        factor_values: list[tuple[Scores, Any]],
+        structures: list[tuple[StructuredFactor, Any]],
+    ) -> None:
+        """Keeps the answer of a query, for `value`, `structures` and `probs` to hand out."""
         self._values = values
         self._factor_values = factor_values
+        self._structures = structures
 
     # ---- answers ---------------------------------------------------------------------------------
 
@@ -283,13 +318,27 @@ class FactorGraph:
             value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
         return 1 - value if variable.negated else value  # type: ignore[no-any-return]
 
-    def factor_value_of(self, factor: Factor) -> Array:
-        """The marginals of a factor's scores; see `Factor.value`."""
+    def factor_value_of(self, scores: Scores) -> Array:
+        """The marginals of a factor's scores; see `BaseFactor.value`."""
         for owner, value in self._factor_values:
-            if owner is factor:
+            if owner is scores:
                 return value  # type: ignore[no-any-return]
         raise GraphError(
-            f"{factor.name} has no value yet: add it to the graph and call fg.solve() first."
+            f"{scores.factor.name} has no value yet: add it to the graph and call fg.solve() first."
+        )
+
+    def answer_of(self, factor: StructuredFactor) -> Any:
+        """The structures of a factor; see `StructuredFactor.structures`."""
+        for owner, answer in self._structures:
+            if owner is factor:
+                if answer is None:
+                    raise GraphError(
+                        f"{factor.name}: structures and probs are not available inside "
+                        f"torch.compile. Solve the graph outside of the compiled function."
+                    )
+                return answer
+        raise GraphError(
+            f"{factor.name} has no structures yet: add it to the graph and call fg.solve() first."
         )
 
     def variable_name(self, position: int) -> str:
@@ -353,4 +402,6 @@ def _checked_options(
     for word, count in (("max_iter", max_iter), ("max_inner_iter", max_inner_iter)):
         if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:
             raise ValueError(f"{word} must be a whole number from 1 to 2**31 - 1, got {count!r}.")
-    return Options(method, float(tol), int(max_iter), float(step_size), on_failure)
+    return Options(
+        method, float(tol), int(max_iter), int(max_inner_iter), float(step_size), on_failure
+    )

@@ -13,7 +13,7 @@ from factormax.errors import GraphError
 from factormax.status import Status
 
 if TYPE_CHECKING:
-    from factormax.factors.base import Factor
+    from factormax.factors.base import BaseFactor
     from factormax.variable import Variable
 
 __all__ = ["Solution"]
@@ -41,6 +41,7 @@ class Solution:
     multipliers: Array
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
+    calls: Array | None = None
 
     @property
     def converged(self) -> Array:
@@ -51,6 +52,11 @@ class Solution:
     def iterations(self) -> Array:
         """Passes over the graph, `(*batch,)`."""
         return self.wrap(self.passes)  # type: ignore[no-any-return]
+
+    @property
+    def oracle_calls(self) -> Array:
+        """Calls of the structured factors' MAP oracles, `(*batch,)`."""
+        return self.wrap(self.calls)  # type: ignore[no-any-return]
 
     @property
     def primal_residual(self) -> Array:
@@ -88,19 +94,22 @@ class Solution:
 
     def vjp(
         self,
-        grads: Mapping[Variable | Factor, Any] | None = None,
+        grads: Mapping[Variable | BaseFactor, Any] | None = None,
         *,
+        probs: Mapping[BaseFactor, Any] | None = None,
         objective: Any = None,
-    ) -> dict[Variable | Factor, Any]:
+    ) -> dict[Variable | BaseFactor, Any]:
         """The vector–Jacobian product, for NumPy, which has no tape.
 
         Args:
             grads: for variables (or slices) and factors with scores, the gradient of a loss with
                 respect to their `value`.
+            probs: for structured factors, the gradient with respect to their `probs`.
             objective: the gradient with respect to `objective`, `(*batch,)`.
 
         Returns:
-            The gradient with respect to every variable's and factor's scores.
+            The gradient with respect to every variable's and factor's scores. Further scores of
+            the same factor have keys such as `(sequence, "initial")`.
 
         Raises:
             GraphError: for a key that has no value, or if the scores were torch tensors.
@@ -127,4 +136,4 @@ class Solution:
                 f"vjp takes a dict from variables to gradients, as in vjp({{u: grad}}), "
                 f"got {type(grads).__name__}."
             )
-        return self.differentiate(grads, objective)
+        return self.differentiate(grads, probs or {}, objective)

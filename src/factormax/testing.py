@@ -17,16 +17,16 @@ from factormax import engine, reference
 from factormax.arrays import FloatArray
 from factormax.compiled import Wiring, compile_wiring
 from factormax.engine import Numbers, Options, RawSolution
-from factormax.factors.base import Factor
+from factormax.factors.base import BaseFactor
 
 __all__ = ["check_factor", "dense_problem"]
 
 _EXACT = Options(tol=1e-11, max_iter=20_000, on_failure="ignore")
-_ADMM = Options("admm", 1e-9, 200_000, 3.0, on_failure="ignore")
+_ADMM = Options("admm", tol=1e-9, max_iter=200_000, step_size=3.0, on_failure="ignore")
 
 
 def check_factor(
-    factor: Factor,
+    factor: BaseFactor,
     *,
     allowed: Callable[[npt.NDArray[np.bool_]], bool] | None = None,
     trials: int = 10,
@@ -89,15 +89,13 @@ def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.
     return reference.from_compiled(compiled, instance, eta_u, eta_v, mask)
 
 
-def _wiring(factor: Factor) -> Wiring:
-    k, d = factor.index.shape
-    flags = "".join("s" if len(p) == 1 else "b" for p in factor.params)
-    doubled = factor.index * 2
-    literals = (doubled if factor.negated is None else doubled + factor.negated).reshape(-1)
-    return Wiring(factor.graph.num_variables, f"{factor.registered},{k},{d},{flags}", literals)
+def _wiring(factor: BaseFactor) -> Wiring:
+    return Wiring(factor.graph.num_variables, factor.spec, factor.literals)
 
 
-def _random_numbers(factor: Factor, scale: float, trials: int, rng: np.random.Generator) -> Numbers:
+def _random_numbers(
+    factor: BaseFactor, scale: float, trials: int, rng: np.random.Generator
+) -> Numbers:
     """Half of the instances whole, half with masks that leave each factor something."""
     n = factor.graph.num_variables
     pairs = len(factor.index) if factor.soft else 0
@@ -112,7 +110,7 @@ def _random_numbers(factor: Factor, scale: float, trials: int, rng: np.random.Ge
     )
 
 
-def _fail(factor: Factor, what: str, numbers: Numbers, instance: int) -> None:
+def _fail(factor: BaseFactor, what: str, numbers: Numbers, instance: int) -> None:
     mask = None if numbers.mask is None else numbers.mask[instance]
     raise AssertionError(
         f"{factor.kind}: {what}, for scores {numbers.eta_u[instance]!r} with mask {mask!r}."
@@ -123,7 +121,7 @@ def _instances(raw: RawSolution) -> Iterator[int]:
     return iter(range(len(raw.mu)))
 
 
-def _check_batch(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
+def _check_batch(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
     for i in _instances(raw):
         mask = None if numbers.mask is None else numbers.mask[i : i + 1]
         one = Numbers(numbers.eta_u[i : i + 1], numbers.eta_v[i : i + 1], numbers.params, mask)
@@ -132,7 +130,7 @@ def _check_batch(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
             _fail(factor, "an instance alone differs from the same in a batch", numbers, i)
 
 
-def _check_reference(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
+def _check_reference(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
     for i in _instances(raw):
         problem = dense_problem(_wiring(factor), numbers, i)
         here = numbers.mask[i] if numbers.mask is not None else np.ones(raw.mu.shape[1], bool)
@@ -147,7 +145,7 @@ def _check_reference(factor: Factor, numbers: Numbers, raw: RawSolution) -> None
             _fail(factor, f"solved as {raw.mu[i]!r}, not {exact!r}", numbers, i)
 
 
-def _check_admm(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
+def _check_admm(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
     admm = engine.solve(_wiring(factor), numbers, _ADMM)
     for i in _instances(raw):
         if not np.allclose(admm.mu[i], raw.mu[i], rtol=0, atol=1e-6, equal_nan=True):
@@ -155,7 +153,7 @@ def _check_admm(factor: Factor, numbers: Numbers, raw: RawSolution) -> None:
 
 
 def _check_gradient(
-    factor: Factor, numbers: Numbers, raw: RawSolution, rng: np.random.Generator
+    factor: BaseFactor, numbers: Numbers, raw: RawSolution, rng: np.random.Generator
 ) -> None:
     """Against central differences, where two step sizes agree: elsewhere there is a kink."""
     grad = rng.standard_normal(raw.mu.shape)
@@ -173,7 +171,7 @@ def _check_gradient(
 
 
 def _slope(
-    factor: Factor,
+    factor: BaseFactor,
     numbers: Numbers,
     direction: tuple[FloatArray, FloatArray],
     grad: FloatArray,
@@ -193,7 +191,9 @@ def _slope(
     return np.asarray((loss(h) - loss(-h)) / (2 * h))
 
 
-def _check_assignments(factor: Factor, allowed: Callable[[npt.NDArray[np.bool_]], bool]) -> None:
+def _check_assignments(
+    factor: BaseFactor, allowed: Callable[[npt.NDArray[np.bool_]], bool]
+) -> None:
     n = factor.graph.num_variables
     if n > 12:
         raise ValueError(f"allowed= takes at most 12 variables, the factor's graph has {n}.")

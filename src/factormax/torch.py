@@ -9,6 +9,7 @@ operator costs more than a small solve.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from factormax._torch_op import Request, as_numpy, refuse_second_derivative
 from factormax.arrays import is_tracing, to_numpy
 from factormax.compiled import Wiring, num_dual
 from factormax.engine import Options
-from factormax.factors.base import Factor
-from factormax.factors.pair import Pair
+from factormax.errors import GraphError
+from factormax.factors.scores import Scores
+from factormax.factors.structured import CALLBACK
 from factormax.solution import Solution
+from factormax.structures import Answer
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -35,7 +38,7 @@ __all__ = ["solve"]
 
 
 class EagerSolve(torch.autograd.Function):
-    """A solve in eager mode: scores of variables and pairs in, values of both out.
+    """A solve in eager mode: scores of variables and factors in, values of both out.
 
     All that `solve_op` leaves to torch (casts, copies between devices, laying out) happens in here,
     in NumPy.
@@ -43,19 +46,21 @@ class EagerSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
-        """The values of the variables and of the pairs, the objective, and the raw solution."""
+        """The values of variables and factors, probabilities, the objective, and the solve."""
         task = plan.start(scores)
         raw = task.run(plan.options, plan.warm)
         objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
-        given = [*task.values(), *task.pair_values(), objective]
+        probs = task.probs()
+        given = [*task.values(), *task.factor_values(), *probs, objective]
+        kinds = [*plan.outputs, *[plan.outputs[0]] * (len(probs) + 1)]
         outputs = [
             _match(v if isinstance(v, Tensor) else torch.from_numpy(v), *kind)
-            for v, kind in zip(given, [*plan.outputs, plan.outputs[0]], strict=True)
+            for v, kind in zip(given, kinds, strict=True)
         ]
         ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
-        return (*outputs, raw)
+        return (*outputs, task)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -63,9 +68,11 @@ class EagerSolve(torch.autograd.Function):
         _ = ctx.saved_tensors
         plan, task = ctx.plan, ctx.task
         given = [None if g is None else as_numpy(_to_cpu(g, plan.dtype)) for g in grads[:-1]]
-        count = len(task.slots)
-        of_scores, of_pairs = task.pull_back(given[:count], given[count:-1], given[-1])
-        found = [of_scores[i] for i in plan.variables] + [of_pairs[i] for i in plan.factors]
+        first, second = len(task.slots), len(task.slots) + len(task.parts)
+        of_scores, of_factors = task.pull_back(
+            given[:first], given[first:second], given[second:-1], given[-1]
+        )
+        found = [of_scores[i] for i in plan.variables] + [of_factors[i] for i in plan.factors]
         out = [
             _match(torch.from_numpy(g), *kind) if wanted else None
             for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[1:], strict=True)
@@ -102,17 +109,17 @@ class EagerPlan:
         self.options = options
         self.dtype = _compute_dtype(graph)
         tensors = [t.scores for t in graph.tensors]
-        pairs = [f.scores for f in graph.pairs()]
+        parts = [p.given for p in graph.score_parts()]
         self.variables = [i for i, s in enumerate(tensors) if s is not None]
-        self.factors = [i for i, s in enumerate(pairs) if isinstance(s, Tensor)]
-        inputs = [tensors[i] for i in self.variables] + [pairs[i] for i in self.factors]
+        self.factors = [i for i, s in enumerate(parts) if isinstance(s, Tensor)]
+        inputs = [tensors[i] for i in self.variables] + [parts[i] for i in self.factors]
         self.inputs: tuple[Tensor, ...] = tuple(inputs)
         # The device and dtype of what comes in, and of what goes out.
         self.kinds = [(s.device, _value_dtype(s)) for s in inputs]
         first = self.kinds[0]
         self.outputs = [
             (s.device, _value_dtype(s)) if isinstance(s, Tensor) else first
-            for s in [*tensors, *pairs]
+            for s in [*tensors, *parts]
         ]
         self.warm = None
         if warm_start is not None:
@@ -129,13 +136,13 @@ class EagerPlan:
         of_variables: list[Any] = [None] * len(graph.tensors)
         for i, array in zip(self.variables, arrays, strict=False):
             of_variables[i] = array
-        of_pairs: list[Any] = [
-            None if isinstance(f.scores, Tensor) else np.asarray(f.scores, dtype)
-            for f in graph.pairs()
+        of_factors: list[Any] = [
+            None if isinstance(p.given, Tensor) else np.asarray(p.given, dtype)
+            for p in graph.score_parts()
         ]
         for i, array in zip(self.factors, arrays[len(self.variables) :], strict=True):
-            of_pairs[i] = array
-        return Solve(graph, of_variables, of_pairs, dtype)
+            of_factors[i] = array
+        return Solve(graph, of_variables, of_factors, dtype)
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -148,9 +155,20 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     shape = graph.known_batch_shape()
     plan = EagerPlan(graph, options, warm_start)
     apply: Any = EagerSolve.apply
-    *outputs, objective, raw = apply(plan, *plan.inputs)
-    count = len(graph.tensors)
-    graph.set_answer(outputs[:count], list(zip(graph.pairs(), outputs[count:], strict=True)))
+    *outputs, objective, task = apply(plan, *plan.inputs)
+    raw = task.raw
+    parts, structured = graph.score_parts(), graph.structured()
+    first, second = len(graph.tensors), len(graph.tensors) + len(parts)
+    device = plan.kinds[0][0]
+    answers = [
+        Answer(s, p, shape, f.variable_shape, _like(p, device))
+        for f, s, p in zip(structured, task.supports, outputs[second:], strict=True)
+    ]
+    graph.set_answer(
+        outputs[:first],
+        list(zip(parts, outputs[first:second], strict=True)),
+        list(zip(structured, answers, strict=True)),
+    )
     solution = Solution(
         objective=objective,
         codes=raw.status.reshape(shape),
@@ -158,6 +176,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         residuals=(raw.primal_residual.reshape(shape), raw.dual_residual.reshape(shape)),
         multipliers=torch.from_numpy(raw.tau),
         wrap=torch.from_numpy,
+        calls=raw.oracle_calls.reshape(shape),
     )
     engine.report_failures(raw, options.on_failure, solution)
     return solution
@@ -165,6 +184,13 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
 
 def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """The same through the operator, which `torch.compile` can put into a graph."""
+    structured = graph.structured()
+    for f in structured:
+        if f.oracle == CALLBACK:
+            raise GraphError(
+                f"{f.kind}: a factor with an oracle in Python can't be compiled. Solve the graph "
+                f"in a function marked with @torch.compiler.disable."
+            )
     batch_shape = graph.known_batch_shape()
     mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
         *_op_args(graph, options, warm_start)
@@ -174,15 +200,15 @@ def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | N
     for t in graph.tensors:
         part = mu[:, t.start : t.start + t.size].reshape((*batch_shape, *t.shape))
         values.append(_match_tensor(part, first if t.scores is None else t.scores))
-    factor_values: list[tuple[Factor, Any]] = []
+    factor_values: list[tuple[Scores, Any]] = []
     start = 0
-    for f in graph.pairs():
-        stop = start + f.index.shape[0]
-        own = _sum_to(mu_v[:, start:stop].reshape((*batch_shape, *f.group_shape)), f)
-        model = f.scores if isinstance(f.scores, Tensor) else first
-        factor_values.append((f, _match_tensor(own, model)))
+    for part in graph.score_parts():
+        stop = start + part.count
+        own = _sum_to(mu_v[:, start:stop].reshape((*batch_shape, *part.shape)), part)
+        model = part.given if isinstance(part.given, Tensor) else first
+        factor_values.append((part, _match_tensor(own, model)))
         start = stop
-    graph.set_answer(values, factor_values)
+    graph.set_answer(values, factor_values, [(f, None) for f in structured])
     return Solution(
         objective=_match_tensor(objective.reshape(batch_shape), first),
         codes=counts[1].reshape(batch_shape),
@@ -192,6 +218,7 @@ def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | N
             residuals[1].detach().reshape(batch_shape),
         ),
         multipliers=tau.detach(),
+        calls=counts[2].reshape(batch_shape),
     )
 
 
@@ -214,7 +241,6 @@ def _gather(
     for s in batch_shape:
         batch *= s
     dtype = _compute_dtype(graph)
-    pairs = graph.pairs()
 
     columns = []
     for t in graph.tensors:
@@ -225,9 +251,9 @@ def _gather(
     eta_u = columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
     scores = []
-    for f in pairs:
-        own = _to_cpu(torch.as_tensor(f.scores), dtype)
-        scores.append(own.expand((*batch_shape, *f.group_shape)).reshape((batch, f.index.shape[0])))
+    for p in graph.score_parts():
+        own = _to_cpu(torch.as_tensor(p.given), dtype)
+        scores.append(own.expand((*batch_shape, *p.shape)).reshape((batch, p.count)))
     if not scores:
         eta_v = torch.zeros((batch, 0), dtype=dtype)
     else:
@@ -254,7 +280,8 @@ def _gather(
         wiring.spec,
         options,
         [(t.name, t.shape) for t in graph.tensors],
-        graph.pair_layout(),
+        graph.score_layout(),
+        [p.allow_minus_inf for p in graph.score_parts()],
         () if is_tracing() else batch_shape,
     )
     return eta_u, eta_v, mask, wiring, graph.params(), warm, request
@@ -262,7 +289,7 @@ def _gather(
 
 def _compute_dtype(graph: FactorGraph) -> torch.dtype:
     """float64 if any scores are, else float32; integers count as the default dtype."""
-    for given in [t.scores for t in graph.tensors] + [f.scores for f in graph.pairs()]:
+    for given in [t.scores for t in graph.tensors] + [p.given for p in graph.score_parts()]:
         if isinstance(given, Tensor) and _value_dtype(given) == torch.float64:
             return torch.float64
     return torch.float32
@@ -279,7 +306,7 @@ def _value_dtype(scores: Tensor) -> torch.dtype:
 
 
 def _first_tensor(graph: FactorGraph) -> Tensor:
-    given = [t.scores for t in graph.tensors] + [f.scores for f in graph.pairs()]
+    given = [t.scores for t in graph.tensors] + [p.given for p in graph.score_parts()]
     return next(s for s in given if isinstance(s, Tensor))
 
 
@@ -290,14 +317,24 @@ def _match(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return value.to(device, dtype)
 
 
+def _like(model: Tensor, device: torch.device) -> Callable[[Any], Tensor]:
+    """From NumPy to a tensor on the device; real numbers in the dtype of the model."""
+
+    def wrap(array: Any) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
+
+    return wrap
+
+
 def _match_tensor(value: Tensor, model: Tensor) -> Tensor:
     return _match(value, model.device, _value_dtype(model))
 
 
-def _sum_to(own: Tensor, factor: Pair) -> Tensor:
+def _sum_to(own: Tensor, part: Scores) -> Tensor:
     """Sums what came from one broadcast score: `(*batch, *shape of the scores as given)`."""
-    batch_dims = factor.graph.batch_dims
-    shape = factor.own_shape
+    batch_dims = part.factor.graph.batch_dims
+    shape = part.own_shape
     extra = own.ndim - batch_dims - len(shape)
     for _ in range(extra):
         own = own.sum(batch_dims)

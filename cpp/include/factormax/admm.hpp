@@ -12,9 +12,12 @@ namespace factormax {
 template <class T>
 class AdmmSolver {
  public:
-  void allocate(const Problem<T>& p, Workspace& ws) {
+  // structured: of the same problem, or null if it has none.
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    structured_ = structured;
     const int rows = p.num_dual(), vars = p.num_vars;
-    const int entries = p.num_entries + 2 * p.num_pairs;
+    const int own = structured == nullptr ? 0 : p.structured.var_ptr[p.structured.count];
+    const int entries = p.num_incidences() + own;
     point_.allocate(rows, vars, ws);
     lam_ = ws.take<T>(entries);
     copy_ = ws.take<T>(entries);
@@ -34,7 +37,9 @@ class AdmmSolver {
     p_ = &p;
     gamma_ = T(options.step_size);
     point_.resize(p.m, p.n);
-    if (!p.consistent) return {Status::infeasible, 0, std::numeric_limits<double>::infinity(), 0};
+    if (!p.consistent) {
+      return {Status::infeasible, 0, 0, std::numeric_limits<double>::infinity(), 0};
+    }
     start(warm);
 
     Result result;
@@ -42,6 +47,10 @@ class AdmmSolver {
     const T tol = std::max(T(options.tol), 8 * std::numeric_limits<T>::epsilon());
     for (int iteration = 1;; ++iteration) {
       for (int f = 0; f < p.num_blocks; ++f) solve_block(p.block[f]);
+      for_structured([&](StructuredFactor& f, int begin) {
+        solve_structured(f, begin, options, control, may_poll);
+      });
+      if (trouble() != ActiveSetResult::solved) break;
       average(result);
       result.iterations = iteration;
       if (result.primal_residual <= tol && result.dual_residual <= tol) {
@@ -61,7 +70,14 @@ class AdmmSolver {
         next_check += std::min(iteration, 256);
       }
     }
+    if (trouble() == ActiveSetResult::no_structure) result.status = Status::infeasible;
+    if (trouble() == ActiveSetResult::stopped) result.status = Status::interrupted;
     if (result.status == Status::max_iter && infeasible()) result.status = Status::infeasible;
+    if (structured_ != nullptr) {
+      for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
+      if (result.status != Status::infeasible) structured_->complete();
+      result.oracle_calls = structured_->oracle_calls();
+    }
     reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
     row_products(p, point_.mu.data, point_.g.data);
     for (int r = 0; r < p.m; ++r) point_.g[r] = p.scale[r] * (p.rhs[r] - point_.g[r]);
@@ -88,9 +104,66 @@ class AdmmSolver {
         base_[p.col[links_begin(block) + 1]] -= p.pair_shift[block.first - p.hard];
       }
     }
+    for_structured([&](StructuredFactor& f, int) {
+      for (const std::int32_t j : f.var) {
+        if (j >= 0) delta_[j] += 1;
+      }
+    });
     for (int j = 0; j < p.n; ++j) {
       point_.mu[j] = delta_[j] == 0 ? clip(p.eta[j], T(0), T(1)) : 1 / delta_[j];
       delta_[j] = std::sqrt(delta_[j]);
+    }
+    for_structured([&](StructuredFactor& f, int) {
+      double least = std::numeric_limits<double>::infinity(), most = 0;
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] < 0) continue;
+        f.w[k] = (gamma_ + 1) / (delta_[f.var[k]] * delta_[f.var[k]]);
+        least = std::min(least, f.w[k]);
+        most = std::max(most, f.w[k]);
+      }
+      if (least == most) fill(f.w, most);
+      f.set.begin(f.w.data, least == most);
+    });
+  }
+
+  // visit(factor, where its links begin)
+  template <class Visit>
+  void for_structured(const Visit& visit) {
+    if (structured_ == nullptr) return;
+    int begin = p_->ptr[p_->links];
+    for (StructuredFactor& f : structured_->all()) {
+      if (f.present) visit(f, begin);
+      begin += f.var.size;
+    }
+  }
+
+  ActiveSetResult trouble() const {
+    return structured_ == nullptr ? ActiveSetResult::solved : structured_->trouble();
+  }
+
+  // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2
+  void solve_structured(StructuredFactor& f, int begin, const Options& options, Control& control,
+                        bool may_poll) {
+    for (int k = 0; k < f.var.size; ++k) {
+      const int j = f.var[k];
+      if (j < 0) continue;
+      f.x[k] = (base_[j] / delta_[j] + lam_[begin + k] + gamma_ * point_.mu[j] / delta_[j]) /
+               double(delta_[j]);
+    }
+    structured_->solve_alone(f, options, control, may_poll);
+    for (int k = 0; k < f.var.size; ++k) {
+      if (f.var[k] >= 0) copy_[begin + k] = T(f.v[k]) / delta_[f.var[k]];
+    }
+  }
+
+  // The multipliers that the links of the compact dual would have.
+  void set_link_multipliers(const StructuredFactor& f) {
+    if (!f.linked) return;
+    int r = f.first_link;
+    for (int k = 0; k < f.var.size; ++k) {
+      const int j = f.var[k];
+      if (j < 0) continue;
+      point_.x[r++] = T(f.x[k] - (f.w[k] - p_->weight[j]) * f.v[k]);
     }
   }
 
@@ -137,6 +210,11 @@ class AdmmSolver {
         average_[p.col[k]] += copy_[k] / delta_[p.col[k]];
       }
     }
+    for_structured([&](StructuredFactor& f, int begin) {
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] >= 0) average_[f.var[k]] += copy_[begin + k] / delta_[f.var[k]];
+      }
+    });
     T moved = 0, apart = 0;
     for (int j = 0; j < p.n; ++j) {
       if (delta_[j] == 0) continue;
@@ -145,26 +223,38 @@ class AdmmSolver {
     }
     for (int f = 0; f < p.num_blocks; ++f) {
       for (int k = links_begin(p.block[f]); k < links_end(p.block[f]); ++k) {
-        const T gap = point_.mu[p.col[k]] / delta_[p.col[k]] - copy_[k];
-        lam_[k] += gamma_ * gap;
-        apart += gap * gap;
+        apart += update_multiplier(k, p.col[k]);
       }
     }
+    for_structured([&](StructuredFactor& f, int begin) {
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] >= 0) apart += update_multiplier(begin + k, f.var[k]);
+      }
+    });
     result.primal_residual = std::sqrt(apart);
     result.dual_residual = gamma_ * std::sqrt(moved);
   }
 
+  // Returns the square of how far the copy is from mu.
+  T update_multiplier(int link, int j) {
+    const T gap = point_.mu[j] / delta_[j] - copy_[link];
+    lam_[link] += gamma_ * gap;
+    return gap * gap;
+  }
+
   bool infeasible() {
     const Instance<T>& p = *p_;
-    if (p.hard == 0) return false;
-    for (int r = 0; r < p.hard; ++r) ray_[r] = point_.x[r] * p.scale[r];
-    if (certifies_infeasible(p, ray_, average_)) return true;
-    for (int r = 0; r < p.hard; ++r) ray_[r] = (point_.x[r] - mark_[r]) * p.scale[r];
+    if (p.hard == 0 && !p.weighted()) return false;
+    for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
+    for (int r = 0; r < p.m; ++r) ray_[r] = point_.x[r] * p.scale[r];
+    if (certifies_infeasible(p, ray_, average_, structured_)) return true;
+    for (int r = 0; r < p.m; ++r) ray_[r] = (point_.x[r] - mark_[r]) * p.scale[r];
     copy(Span<const T>(point_.x), mark_.first(p.m));
-    return certifies_infeasible(p, ray_, average_);
+    return certifies_infeasible(p, ray_, average_, structured_);
   }
 
   const Instance<T>* p_ = nullptr;
+  StructuredFactors<T>* structured_ = nullptr;
   T gamma_ = 1;
   DualPoint<T> point_;
   Span<T> lam_, copy_;              // per link

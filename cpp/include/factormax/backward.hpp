@@ -1,6 +1,8 @@
 // What the backward pass needs is decided here once, in `classify`, and used in `vjp`:
 //
-//   (A_I J A_I^T) t = A_I J d,   q = d - A_I^T t,   grad eta = J q,      docs/math.md (42).
+//   (A_I J A_I^T) t = A_I J d,   q = d - A_I^T t,   grad eta = J q,      docs/math.md (42),
+//
+// with M Q c in place of J d on structured factors, where c is the gradient with respect to p.
 #pragma once
 
 #include "factormax/dual.hpp"
@@ -30,7 +32,7 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
     if (missing <= eps) continue;
     int free = 0;
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      const T z = at.z[p.col[k]];
+      const T z = at.z[p.col[k]] * p.give(p.col[k]);
       free += z > 0 && z < 1;
     }
     const T share = missing / std::max(free, 1);
@@ -38,8 +40,13 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
   }
   std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
+  const bool hubs = problem.structured.count > 0;
   for (int j = 0; j < p.n; ++j) {
-    const T z = at.z[j];
+    if (hubs && p.in_hub[j]) {  // its face tells what is free
+      var_side[p.var[j]] = static_cast<std::int8_t>(Side::interior);
+      continue;
+    }
+    const T z = at.z[j] * p.give(j);
     const T margin =
         std::min(2 * error[j], most) + 8 * eps * (std::fabs(p.eta[j]) + std::fabs(p.eta[j] - z));
     const Side side = z <= margin ? Side::lower : z >= 1 - margin ? Side::upper : Side::interior;
@@ -80,18 +87,45 @@ struct PairView {
 
 template <class T>
 struct Gradients {
-  const T* grad_mu;    // (n,)
-  const T* grad_mu_v;  // (P,)
-  T* grad_eta_u;       // (n,)
-  T* grad_eta_v;       // (P,)
+  const T* grad_mu;                // (n,)
+  const T* grad_mu_v;              // (P + structured scores,)
+  T* grad_eta_u;                   // (n,)
+  T* grad_eta_v;                   // (P + structured scores,)
+  const double* grad_p = nullptr;  // of all structures of the instance, or null
 };
+
+// c = M^T d + N^T d_v + d_p of every structured factor, with d the gradient of mu on hubs and what
+// `of_link` gives on links; then visit(f, Qc).
+template <class T, class OfLink, class Visit>
+void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& structured,
+                        const Gradients<T>& grads, const T* d, const OfLink& of_link,
+                        const Visit& visit) {
+  const double* grad_p = grads.grad_p;
+  for (int i = 0; i < structured.all().size; ++i) {
+    StructuredFactor& f = structured.all()[i];
+    if (!f.present) continue;
+    int r = f.first_link;
+    for (int k = 0; k < f.var.size; ++k) {
+      f.y[k] = 0;
+      if (f.var[k] >= 0) f.y[k] = f.linked ? of_link(r++) : double(d[f.var[k]]);
+    }
+    f.set.gather(f.y.data, f.c);
+    const T* d_v = grads.grad_mu_v + problem.num_pairs + problem.structured.score_ptr[i];
+    for (int k = 0; k < f.eta_v.size; ++k) f.eta_v[k] = double(d_v[k]);  // scratch, here
+    f.set.gather_features(f.eta_v.data, f.c);
+    for (int k = 0; grad_p != nullptr && k < f.set.count; ++k) f.c[k] += grad_p[k];
+    if (grad_p != nullptr) grad_p += f.set.count;
+    f.set.project(f.c);
+    visit(i, f);
+  }
+}
 
 // Returns the largest residual of the reduced system, relative to the incoming gradient.
 template <class T>
 FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
                        const std::int8_t* var_side, const std::int8_t* row_side,
-                       const Gradients<T>& grads, ReducedSystem<T>& system, Span<T> d,
-                       Span<T> rhs) {
+                       const Gradients<T>& grads, ReducedSystem<T>& system,
+                       StructuredFactors<T>* structured, Span<T> d, Span<T> rhs) {
   const auto interior = static_cast<std::int8_t>(Side::interior);
   const auto at_upper = static_cast<std::int8_t>(Side::upper);
   const T* score = problem.eta_v.at(instance);
@@ -120,19 +154,57 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
   }
   system.count = count;
   system.build(p, free);
-  system.multiply(d.data, rhs);
+  system.multiply_box(d.data, rhs);
+  if (structured != nullptr) {
+    const Span<T> s = system.scratch();
+    push_to_structures(
+        problem, *structured, grads, d.data, [](int) { return 0.0; },
+        [&](int, StructuredFactor& f) {
+          f.set.scatter(f.c.data, f.y.data);
+          int r = f.first_link;
+          for (int k = 0; k < f.var.size; ++k) {
+            if (f.var[k] < 0) continue;
+            if (!f.linked) {
+              s[f.var[k]] = T(f.y[k]);
+            } else if (const int i = system.position(r++); i >= 0) {
+              rhs[i] -= T(f.y[k]);
+            }
+          }
+        });
+    system.add_hub_products(s.data, rhs);
+  }
   const T size = max_abs(Span<const T>(d.first(p.n)));
   const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
   const T residual = system.solve(Span<const T>(rhs), wanted);
   system.subtract_transpose(Span<const T>(system.solution), d.data);
 
-  if (p.complete) {
+  if (p.complete && !p.weighted()) {
     for (int j = 0; j < p.n; ++j) grads.grad_eta_u[j] = var_side[j] == interior ? d[j] : T(0);
   } else {
     std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
     for (int j = 0; j < p.n; ++j) {
-      if (free(j)) grads.grad_eta_u[p.var[j]] = d[j];
+      if (free(j)) grads.grad_eta_u[p.var[j]] = d[j] * p.give(j);
     }
+  }
+  if (structured != nullptr) {
+    T* grad_scores = grads.grad_eta_v + problem.num_pairs;
+    std::fill(grad_scores, grad_scores + problem.structured.num_scores, T(0));
+    const auto of_link = [&](int r) {
+      const int i = system.position(r);
+      return i >= 0 ? double(system.solution[i]) : 0.0;
+    };
+    push_to_structures(problem, *structured, grads, d.data, of_link,
+                       [&](int i, StructuredFactor& f) {
+                         fill(f.eta_v, 0.0);
+                         f.set.scatter_features(f.c.data, f.eta_v.data);
+                         T* own = grad_scores + problem.structured.score_ptr[i];
+                         for (int k = 0; k < f.eta_v.size; ++k) own[k] = T(f.eta_v[k]);
+                         if (f.linked) return;
+                         f.set.scatter(f.c.data, f.y.data);
+                         for (int k = 0; k < f.var.size; ++k) {
+                           if (f.var[k] >= 0) grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]);
+                         }
+                       });
   }
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);

@@ -1,11 +1,30 @@
 // The two entry points of the core: solve a batch, and differentiate a solved batch.
 #pragma once
 
+#include <vector>
+
 #include "factormax/problem.hpp"
 
 namespace factormax {
 
 enum class Method : std::int32_t { compact = 0, admm = 1 };
+
+// The structures that make up the solutions of structured factors: instance after instance, factor
+// after factor, `count` of them each. They are what the backward pass needs of these.
+struct FoundStructures {
+  std::vector<std::int32_t> count;     // (B, S)
+  std::vector<double> prob;            // one a structure; 0 where it only completes a face
+  std::vector<std::int32_t> on;        // `slots` a structure: variables that are on, or -1
+  std::vector<std::int32_t> features;  // `feature_slots` a structure: scores that count, or -1
+  std::vector<double> dense;           // features of callbacks, all of them
+};
+
+// How long the lists of a factor's structures are.
+struct StructureSizes {
+  int slots = 0, feature_slots = 0, dense = 0;
+};
+template <class T>
+std::vector<StructureSizes> structure_sizes(const Problem<T>& problem);
 
 // Bytes one thread works in.
 template <class T>
@@ -14,18 +33,24 @@ std::size_t workspace_bytes(const Problem<T>& problem, Method method);
 template <class T>
 void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
-                 Control& control);
+                 FoundStructures& found, Control& control);
 
 template <class T>
 struct BatchGradients {
   Batched<const T> grad_mu;              // (n,)
-  Batched<const T> grad_mu_v;            // (P,)
+  Batched<const T> grad_mu_v;            // (P + structured scores,)
   Batched<const std::int8_t> var_side;   // (n,)
-  Batched<const std::int8_t> row_side;   // (R + P,)
+  Batched<const std::int8_t> row_side;   // (R + P + links,)
   const std::int32_t* status = nullptr;  // (B,) of the solve: infeasible instances get 0
   Batched<T> grad_eta_u;                 // (n,)
-  Batched<T> grad_eta_v;                 // (P,)
+  Batched<T> grad_eta_v;                 // (P + structured scores,)
   double* residual = nullptr;            // (B,) of the reduced system, relative
+  const std::int32_t* count = nullptr;   // (B, S), and what FoundStructures holds
+  const double* prob = nullptr;
+  const std::int32_t* on = nullptr;
+  const std::int32_t* features = nullptr;
+  const double* dense = nullptr;
+  const double* grad_prob = nullptr;  // like prob, or null
 };
 
 template <class T>

@@ -14,12 +14,14 @@ namespace factormax {
 template <class T>
 class CompactSolver {
  public:
-  void allocate(const Problem<T>& p, Workspace& ws) {
+  // structured: of the same problem, or null if it has none.
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    structured_ = structured;
     const int rows = p.num_dual(), vars = p.num_vars;
     now_.allocate(rows, vars, ws);
     next_.allocate(rows, vars, ws);
-    lbfgs_.allocate(rows, ws);
-    system_.allocate(p, ws);
+    lbfgs_.allocate(rows, p.structured.num_links > 0 ? 10 : 5, ws);
+    system_.allocate(p, structured, ws);
     interior_.allocate(p, ws);
     direction_ = ws.take<T>(rows);
     step_ = ws.take<T>(rows);
@@ -31,7 +33,6 @@ class CompactSolver {
   }
 
   const DualPoint<T>& point() const { return now_; }
-  ReducedSystem<T>& system() { return system_; }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
   // solution is approached, and restored exactly.
@@ -56,8 +57,8 @@ class CompactSolver {
       return result_;
     }
     start(warm);
-    if (warm == nullptr && !approach()) return result_;
-    minimise(T(options.tol), options.max_iter, warm != nullptr);
+    if (warm != nullptr || approach()) minimise(T(options.tol), options.max_iter, warm != nullptr);
+    if (structured_ != nullptr) settle_structured();
     return result_;
   }
 
@@ -83,7 +84,7 @@ class CompactSolver {
     }
     if (stages == 0 || all_isolated()) return true;
     rescale(std::pow(kStage, T(-stages)));
-    const bool small = p_->m <= InteriorPoint<T>::kLargest;
+    const bool small = interior_fits();
     const int most = small ? kPatience - 20 : 200;  // passes at a stage
     for (; stages > 0; --stages) {
       minimise(T(0.1), std::min(options_->max_iter, result_.iterations + most), false);
@@ -100,8 +101,44 @@ class CompactSolver {
     return true;
   }
 
+  bool interior_fits() const {
+    return structured_ == nullptr && p_->m <= InteriorPoint<T>::kLargest;
+  }
+
+  void evaluate_at(DualPoint<T>& at) {
+    if (structured_ == nullptr) {
+      evaluate(*p_, at);
+    } else {
+      structured_->evaluate(*p_, at, *options_, *control_, may_poll_);
+    }
+  }
+
+  // What the structured factors leave behind must be the solution's, with whole faces; and what
+  // went wrong with them goes into the status.
+  void settle_structured() {
+    if (structured_->trouble() == ActiveSetResult::solved && result_.status != Status::infeasible &&
+        result_.status != Status::interrupted) {
+      if (!structured_->stand_at(now_)) evaluate_at(now_);
+      structured_->complete();
+    }
+    switch (structured_->trouble()) {
+      case ActiveSetResult::solved:
+        break;
+      case ActiveSetResult::no_structure:
+        result_.status = Status::infeasible;
+        break;
+      case ActiveSetResult::limit:
+        result_.status = Status::max_iter;
+        break;
+      default:
+        result_.status = Status::interrupted;
+    }
+    result_.oracle_calls = structured_->oracle_calls();
+  }
+
   void rescale(T ratio) {
     Instance<T>& p = *p_;
+    if (structured_ != nullptr) structured_->rescale(ratio);
     for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
     for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
     for (int r = 0; r < p.m; ++r) now_.x[r] *= ratio;
@@ -113,7 +150,7 @@ class CompactSolver {
     const Instance<T>& p = *p_;
     Result& result = result_;
     lbfgs_.reset(p.m);
-    evaluate(p, now_);
+    evaluate_at(now_);
     ++result.iterations;
     T residual = this->residual(now_);
     T promising = warm ? residual : kPromising;  // where the finish is tried next
@@ -126,6 +163,7 @@ class CompactSolver {
     result.status = Status::max_iter;
     for (;;) {
       result.primal_residual = result.dual_residual = residual;
+      if (structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved) return;
       if (residual < T(0.5) * best) {
         best = residual;
         last_gain = result.iterations;
@@ -168,7 +206,7 @@ class CompactSolver {
           continue;
         }
       }
-      if (result.iterations >= fall_back_at && p.m <= InteriorPoint<T>::kLargest) {
+      if (result.iterations >= fall_back_at && interior_fits()) {
         fall_back_at = std::numeric_limits<int>::max();
         if (fall_back()) {
           result.status = Status::infeasible;
@@ -196,6 +234,7 @@ class CompactSolver {
         now_.x[r] = clip(warm[p.row[r]] / p.scale[r], p.lo[r], p.hi[r]);
       } else {
         now_.x[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
+        if (p.is_link(r)) now_.x[r] = p.eta[p.col[p.ptr[r]]] * p.weight[p.col[p.ptr[r]]];
       }
     }
     solve_isolated();
@@ -204,6 +243,7 @@ class CompactSolver {
   bool isolated(const Block& block) const { return problem_->block_isolated[block.source] != 0; }
 
   bool all_isolated() const {
+    if (p_->weighted()) return false;
     const Span<Block> blocks = p_->block.first(p_->num_blocks);
     return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return isolated(b); });
   }
@@ -289,13 +329,13 @@ class CompactSolver {
     T alpha = 1, good = 0;
     while (true) {
       if (!(slope < 0)) return forget(passes);
-      evaluate(p, next_);
+      evaluate_at(next_);
       ++passes;
       const T end_slope = dot(next_.g, step_);
       if (end_slope > T(0.9) * std::fabs(slope) || !descends(end_slope, slope)) {  // too far
         if (good > 0) {
           move(good);
-          evaluate(p, next_);
+          evaluate_at(next_);
           ++passes;
           break;
         }
@@ -366,9 +406,9 @@ class CompactSolver {
       next_.x[r] = clip(next_.x[r], p.lo[r], p.hi[r]);
       if (!std::isfinite(next_.x[r])) return false;
     }
-    for (int r = 0; r < p.hard; ++r) step_[r] = next_.x[r] * p.scale[r];
-    if (p.hard > 0 && certifies_infeasible(p, step_, next_.z)) return true;
-    evaluate(p, next_);
+    for (int r = 0; r < p.m; ++r) step_[r] = next_.x[r] * p.scale[r];
+    if (p.hard > 0 && certifies_infeasible(p, step_, next_.z, structured_)) return true;
+    evaluate_at(next_);
     ++result_.iterations;
     if (!(residual(next_) < residual(now_))) return false;
     std::swap(now_, next_);
@@ -396,8 +436,9 @@ class CompactSolver {
       }
       step_[r] = next_.x[r] - now_.x[r];
     }
+    if (structured_ != nullptr && !structured_->stand_at(now_)) evaluate_at(now_);
     system_.count = count;
-    system_.build(p, [z = now_.z.data](int j) { return z[j] > 0 && z[j] < 1; });
+    system_.build(p, [&p, z = now_.z.data](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
     if (system_.count == 0 && !others_move) return false;
     // r = -g_I - (A_I J A_O^T) step_O
     if (others_move) {
@@ -419,7 +460,7 @@ class CompactSolver {
       if (!(std::fabs(delta) <= 10 * (1 + largest))) return false;
       next_.x[r] = clip(now_.x[r] + delta, p.lo[r], p.hi[r]);
     }
-    evaluate(p, next_);
+    evaluate_at(next_);
     attempted_ = 1;
     const T reached = this->residual(next_);
     if (!(reached <= tol || reached <= T(1e-3) * residual)) return false;
@@ -430,13 +471,13 @@ class CompactSolver {
   // Tries the multipliers themselves, and their change since the last try, which tends to the ray.
   bool infeasible() {
     const Instance<T>& p = *p_;
-    if (p.hard == 0) return false;
+    if (p.hard == 0 && !p.weighted()) return false;
     const Span<T> y = step_;
-    for (int r = 0; r < p.hard; ++r) y[r] = now_.x[r] * p.scale[r];
-    if (certifies_infeasible(p, y, next_.z)) return true;
-    for (int r = 0; r < p.hard; ++r) y[r] = (now_.x[r] - mark_[r]) * p.scale[r];
+    for (int r = 0; r < p.m; ++r) y[r] = now_.x[r] * p.scale[r];
+    if (certifies_infeasible(p, y, next_.z, structured_)) return true;
+    for (int r = 0; r < p.m; ++r) y[r] = (now_.x[r] - mark_[r]) * p.scale[r];
     copy(Span<const T>(now_.x), mark_);
-    return certifies_infeasible(p, y, next_.z);
+    return certifies_infeasible(p, y, next_.z, structured_);
   }
 
   Instance<T>* p_ = nullptr;
@@ -455,6 +496,7 @@ class CompactSolver {
   int attempted_ = 0;
   bool far_ = false, impatient_ = false;
   InteriorPoint<T> interior_;
+  StructuredFactors<T>* structured_ = nullptr;
 };
 
 }  // namespace factormax

@@ -3,8 +3,8 @@
 //   phi(tau) = sum_j h(z_j) + b . tau,   z = eta - A^T tau,   mu = clip(z, 0, 1),
 //   grad phi = b - A mu,
 //
-// in the scaled unknowns x = ||a|| tau. A structured factor (a hub) will replace the box on its
-// variables: its place is between `reduced_scores` and `row_gradients`.
+// in the scaled unknowns x = ||a|| tau. Structured factors join it in structured/structured.hpp: a
+// hub takes the place of the box on its variables, a link is a row of its own.
 #pragma once
 
 #include "factormax/instance.hpp"
@@ -14,8 +14,10 @@ namespace factormax {
 // A point of the dual with all that belongs to it.
 template <class T>
 struct DualPoint {
-  Span<T> x, g;   // (m,) scaled multipliers, gradient
-  Span<T> z, mu;  // (n,) reduced scores, marginals
+  Span<T> x, g;            // (m,) scaled multipliers, gradient
+  Span<T> z, mu;           // (n,) reduced scores, marginals
+  T extra = 0;             // of phi: the scores of the structured factors, and the links
+  std::int64_t stamp = 0;  // tells apart the evaluations of structured factors
 
   void allocate(int rows, int vars, Workspace& ws) {
     x = ws.take<T>(rows);
@@ -58,11 +60,12 @@ FACTORMAX_INLINE void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, 
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) v[col[k]] += coef[k] * t;
   }
   // Pairs often come sorted by their first variable: its sum stays in a register.
-  if (p.m == p.hard) return;
+  for (int r = p.links; r < p.m; ++r) v[col[p.ptr[r]]] += work[r];
+  if (p.links == p.hard) return;
   int k = p.ptr[p.hard];
   std::int32_t first = col[k];
   T sum = 0;
-  for (int r = p.hard; r < p.m; ++r, k += 2) {
+  for (int r = p.hard; r < p.links; ++r, k += 2) {
     if (col[k] != first) {
       v[first] += sum;
       first = col[k];
@@ -110,7 +113,8 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
     if (k < p.ptr[r + 1]) even += coef[k] * v[col[k]];
     out[r] = even + odd;
   }
-  for (int r = p.hard, k = p.ptr[p.hard]; r < p.m; ++r, k += 2) {
+  for (int r = p.links; r < p.m; ++r) out[r] = v[col[p.ptr[r]]];
+  for (int r = p.hard, k = p.ptr[p.hard]; r < p.links; ++r, k += 2) {
     out[r] = coef[k] * v[col[k]] + coef[k + 1] * v[col[k + 1]];
   }
 }
@@ -133,23 +137,49 @@ FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
   }
 }
 
+// g = b - A mu
 template <class T>
-FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
-  reduced_scores(p, Span<const T>(at.x), at.z, at.g);
-  project_box(Span<const T>(at.z), at.mu);
+FACTORMAX_INLINE void row_gradients(const Instance<T>& p, DualPoint<T>& at) {
   row_products(p, at.mu.data, at.g.data);
   T* g = at.g.data;
 #pragma omp simd
   for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
 }
 
-// phi at an evaluated point; h(z) = mu z - mu^2 / 2
+template <class T>
+FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
+  reduced_scores(p, Span<const T>(at.x), at.z, at.g);
+  project_box(Span<const T>(at.z), at.mu);
+  row_gradients(p, at);
+}
+
+// The two halves of `evaluate`, for what comes between them with structured factors.
+template <class T>
+FACTORMAX_VECTOR void evaluate_box(const Instance<T>& p, DualPoint<T>& at) {
+  reduced_scores(p, Span<const T>(at.x), at.z, at.g);
+  if (!p.weighted()) {
+    project_box(Span<const T>(at.z), at.mu);
+  } else {
+    for (int j = 0; j < p.n; ++j) at.mu[j] = clip(at.z[j] * p.give(j), T(0), T(1));
+  }
+}
+
+template <class T>
+FACTORMAX_VECTOR void evaluate_rows(const Instance<T>& p, DualPoint<T>& at) {
+  row_gradients(p, at);
+}
+
+// phi at an evaluated point; h(z) = mu z - w mu^2 / 2
 template <class T>
 FACTORMAX_VECTOR T dual_value(const Instance<T>& p, const DualPoint<T>& at) {
-  T sum = 0;
+  T sum = at.extra;
   const T *z = at.z.data, *mu = at.mu.data;
+  if (p.weighted()) {
+    for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * p.weight[j] * mu[j]);
+  } else {
 #pragma omp simd reduction(+ : sum)
-  for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
+    for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
+  }
 #pragma omp simd reduction(+ : sum)
   for (int r = 0; r < p.m; ++r) sum += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
   return sum;

@@ -1,17 +1,21 @@
 // A certificate that no point of the box meets the hard rows, docs/math.md (23): multipliers y
-// (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0.
+// (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0. Hubs and links add what
+// their best structures reach.
 #pragma once
 
-#include "factormax/instance.hpp"
+#include "factormax/structured/structured.hpp"
 
 namespace factormax {
 
-// y: (hard,) unscaled multipliers, projected here onto their cone; v: (n,) scratch.
+// y: (m,) unscaled multipliers, projected here onto their cone, those of soft rows not looked at;
+// v: (n,) scratch; structured: null if there is none.
 template <class T>
-bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v) {
+bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
+                          StructuredFactors<T>* structured) {
   fill(v.first(p.n), T(0));
   double value = 0, magnitude = 0;
-  for (int r = 0; r < p.hard; ++r) {
+  for (int r = 0; r < p.m; ++r) {
+    if (p.is_soft(r)) continue;
     if (p.lo[r] == 0) y[r] = std::max(y[r], T(0));
     if (!std::isfinite(y[r])) return false;
     if (y[r] == 0) continue;
@@ -22,7 +26,10 @@ bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v) {
       magnitude += std::fabs(double(p.coef[k]) * y[r]);
     }
   }
-  for (int j = 0; j < p.n; ++j) value += std::max(0.0, -double(v[j]));
+  for (int j = 0; j < p.n; ++j) {
+    if (structured == nullptr || !p.in_hub[j]) value += std::max(0.0, -double(v[j]));
+  }
+  if (structured != nullptr && magnitude > 0) value += structured->support(v.data, y.data);
   const double resolution = std::numeric_limits<T>::digits > 24 ? 1e-10 : 1e-5;
   return value < -resolution * magnitude;
 }

@@ -32,7 +32,8 @@ template <class T>
 struct Instance {
   int n = 0;               // variables present
   int m = 0;               // rows present
-  int hard = 0;            // the first `hard` rows are constraints, the others are soft (pairs)
+  int hard = 0;            // the first `hard` rows are constraints,
+  int links = 0;           // those before `links` are soft (pairs), the others tie a link to mu
   int num_blocks = 0;      // factors present
   bool complete = false;   // all variables of the Problem are present: var is the identity
   bool consistent = true;  // false: some row alone can't hold
@@ -63,9 +64,12 @@ struct Instance {
   Span<std::int32_t> loose;  // the other hard rows
   Span<T> norm;              // (m,) ||a||
 
+  Span<T> weight;             // (n,) of the quadratic that is not the links': 1 without links
+  Span<std::uint8_t> in_hub;  // (n,) whether a structured factor takes the place of the box
+
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual();
-    const int entries = p.num_entries + 2 * p.num_pairs;
+    const int entries = p.num_incidences();
     ptr = ws.take<std::int32_t>(rows + 1);
     col = ws.take<std::int32_t>(entries);
     coef = ws.take<T>(entries);
@@ -85,11 +89,17 @@ struct Instance {
     tile = ws.take<Tile<T>>(p.num_rows);
     loose = ws.take<std::int32_t>(p.num_rows);
     norm = ws.take<T>(rows);
+    weight = ws.take<T>(p.num_vars);
+    in_hub = ws.take<std::uint8_t>(p.num_vars);
     prepared_ = false;
   }
 
   int length(int r) const { return ptr[r + 1] - ptr[r]; }
-  bool is_soft(int r) const { return r >= hard; }
+  bool is_soft(int r) const { return r >= hard && r < links; }
+  bool is_link(int r) const { return r >= links; }
+  bool weighted() const { return links < m; }
+  // 1 / weight, and how much mu moves with z where it is free
+  T give(int j) const { return weighted() ? 1 / weight[j] : T(1); }
 
   void prepare(const Problem<T>& p, std::int64_t i) {
     complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
@@ -109,6 +119,8 @@ struct Instance {
     m = hard;
     num_blocks = hard_blocks_;
     add_pairs(p, i);
+    links = m;
+    add_links(p.structured, p.num_rows + p.num_pairs);
     longest_row = 1;
     for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
     if (!(shared && prepared_)) transpose();
@@ -283,6 +295,38 @@ struct Instance {
       block[num_blocks++] = {BlockKind::row, m, 1, p.num_blocks + q};
       ptr[++m] = e + 2;
     }
+  }
+
+  // A link is a row with one entry, whose right-hand side is the linked factor's own marginal. The
+  // quadratic of a variable is shared evenly by all that hold it, docs/math.md (17).
+  void add_links(const Structured<T>& s, int first) {
+    if (s.count == 0) return;
+    fill(in_hub.first(n), std::uint8_t(0));
+    fill(weight.first(n), T(1));
+    const T inf = std::numeric_limits<T>::infinity();
+    for (int f = 0; f < s.count; ++f) {
+      for (const std::int32_t v : s.vars(f)) {
+        const std::int32_t j = new_var[v];
+        if (s.linked[f] == 0) {
+          if (j >= 0) in_hub[j] = 1;
+          continue;
+        }
+        if (j >= 0) {
+          const int e = ptr[m];
+          col[e] = j;
+          coef[e] = 1;
+          rhs[m] = 0;
+          lo[m] = -inf;
+          hi[m] = inf;
+          norm[m] = scale[m] = 1;
+          row[m] = first;
+          ptr[++m] = e + 1;
+          weight[j] += 1;
+        }
+        ++first;
+      }
+    }
+    for (int j = 0; j < n; ++j) weight[j] = 1 / weight[j];
   }
 
   bool prepared_ = false;

@@ -9,10 +9,12 @@ namespace factormax {
 template <class T>
 class Lbfgs {
  public:
-  static constexpr int kMemory = 5;
+  static constexpr int kMost = 10;
 
-  void allocate(int rows, Workspace& ws) {
-    for (int i = 0; i < kMemory; ++i) {
+  // memory: steps remembered, at most kMost.
+  void allocate(int rows, int memory, Workspace& ws) {
+    memory_ = memory;
+    for (int i = 0; i < memory_; ++i) {
       s_[i] = ws.take<T>(rows);
       y_[i] = ws.take<T>(rows);
       cut_s_[i] = ws.take<T>(rows);
@@ -26,7 +28,7 @@ class Lbfgs {
   void reset(int rows) {
     count_ = head_ = 0;
     rows_ = rows;
-    std::fill(is_cut_, is_cut_ + kMemory, false);
+    std::fill(is_cut_, is_cut_ + memory_, false);
   }
   bool empty() const { return count_ == 0; }
 
@@ -44,12 +46,12 @@ class Lbfgs {
       yy += y[i] * y[i];
     }
     if (!(sy > std::numeric_limits<T>::epsilon() * std::sqrt(ss * yy))) {
-      count_ = std::min(count_, kMemory - 1);  // the oldest is overwritten
+      count_ = std::min(count_, memory_ - 1);  // the oldest is overwritten
       return;
     }
     is_cut_[head_] = false;
-    head_ = (head_ + 1) % kMemory;
-    count_ = std::min(count_ + 1, kMemory);
+    head_ = (head_ + 1) % memory_;
+    count_ = std::min(count_ + 1, memory_);
   }
 
   // d = -H g on the free unknowns, whose indices are given, and 0 elsewhere.
@@ -62,7 +64,7 @@ class Lbfgs {
     const Span<T> cut = cut_d_.first(free.size);
     for (int k = 0; k < free.size; ++k) cut[k] = -g[free[k]];
     if (!std::equal(free.begin(), free.end(), cut_to_.begin(), cut_to_.end())) {
-      std::fill(is_cut_, is_cut_ + kMemory, false);
+      std::fill(is_cut_, is_cut_ + memory_, false);
       cut_to_.size = free.size;
       copy(free, cut_to_);
     }
@@ -82,10 +84,10 @@ class Lbfgs {
   }
 
  private:
-  int recent(int age) const { return (head_ - 1 - age + 2 * kMemory) % kMemory; }
+  int recent(int age) const { return (head_ - 1 - age + 2 * memory_) % memory_; }
 
   FACTORMAX_VECTOR void two_loop(const Span<T>* s_all, const Span<T>* y_all, Span<T> q) const {
-    T alpha[kMemory], rho[kMemory];
+    T alpha[kMost], rho[kMost];
     T gamma = 1;
     bool scaled = false;
     for (int a = 0; a < count_; ++a) {  // newest first
@@ -115,12 +117,12 @@ class Lbfgs {
     }
   }
 
-  Span<T> s_[kMemory], y_[kMemory];          // (rows,)
-  Span<T> cut_s_[kMemory], cut_y_[kMemory];  // (free,)
+  Span<T> s_[kMost], y_[kMost];          // (rows,)
+  Span<T> cut_s_[kMost], cut_y_[kMost];  // (free,)
   Span<T> cut_d_;
   Span<std::int32_t> cut_to_;  // the free unknowns they are cut down to,
-  bool is_cut_[kMemory] = {};  // those that are
-  int count_ = 0, head_ = 0, rows_ = 0;
+  bool is_cut_[kMost] = {};    // those that are
+  int count_ = 0, head_ = 0, rows_ = 0, memory_ = 0;
 };
 
 }  // namespace factormax

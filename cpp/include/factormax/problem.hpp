@@ -19,6 +19,19 @@ enum class BlockKind : std::int8_t {
   or_out = 1,  // rows l_i - l_out <= 0, then l_out - sum l_i <= 0 (the output stands last)
 };
 
+// Structures with a MAP oracle, and what `shape` tells of each.
+enum class OracleKind : std::int8_t {
+  tree = 0,             // words, single root?
+  projective_tree = 1,  // the same
+  matching = 2,         // rows, columns
+  sequence = 3,         // length, states, transitions per step? initial? final?
+  sequence_budget = 4,  // length, transitions per step? largest budget; the parameter is the budget
+  table = 5,            // the sizes of its groups
+  callback = 6,         // number of scores
+};
+
+enum class OracleAnswer { found, none, failed };
+
 enum class Status : std::int32_t {
   converged = 0,    // the projected gradient met the tolerance
   max_iter = 1,     // the iterations ran out
@@ -41,6 +54,53 @@ struct Batched {
   }
 };
 
+// What can be wrong with the answer of a callback.
+enum class CallbackFault : int { none, raised, not_binary, forbidden, not_finite };
+
+// An oracle of the user's own.
+struct CallbackFunction {
+  // Writes the best structure m (d,), 0 or 1, and its features n (s,); both come filled with 0.
+  // Returns 0, or 1 if there is no structure, or -1 if it failed.
+  using Call = int (*)(const double* eta_u, std::int64_t d, const double* eta_v, std::int64_t s,
+                       double* m, double* n, void* context, std::int64_t instance);
+  Call call = nullptr;
+  void* context = nullptr;
+  std::atomic<int>* fault = nullptr;  // the first one stays
+
+  OracleAnswer fail(CallbackFault what) const {
+    int none = 0;
+    fault->compare_exchange_strong(none, static_cast<int>(what));
+    return OracleAnswer::failed;
+  }
+};
+
+// S structured factors. One that shares no variable with an earlier one is a hub: it takes the
+// place of the box on its variables. The others are linked to what is there by multipliers, one for
+// each of their variables.
+template <class T>
+struct Structured {
+  int count = 0;
+  int num_links = 0;                      // multipliers of all linked factors
+  int num_scores = 0;                     // of all factors
+  const std::int8_t* kind = nullptr;      // (S,)  OracleKind
+  const std::uint8_t* linked = nullptr;   // (S,)
+  const std::int32_t* var_ptr = nullptr;  // (S + 1,)
+  const std::int32_t* var = nullptr;
+  const std::int32_t* shape_ptr = nullptr;  // (S + 1,)
+  const std::int32_t* shape = nullptr;
+  const std::int32_t* score_ptr = nullptr;  // (S + 1,) scores of a factor, in eta_v after the pairs
+  Batched<const double> param;              // (S,)
+  const CallbackFunction* callback = nullptr;  // (S,), or null if none is one
+
+  Span<const std::int32_t> vars(int f) const {
+    return {var + var_ptr[f], var_ptr[f + 1] - var_ptr[f]};
+  }
+  Span<const std::int32_t> shapes(int f) const {
+    return {shape + shape_ptr[f], shape_ptr[f + 1] - shape_ptr[f]};
+  }
+  int scores(int f) const { return score_ptr[f + 1] - score_ptr[f]; }
+};
+
 // The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one a factor).
 template <class T>
 struct Problem {
@@ -61,22 +121,27 @@ struct Problem {
   const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
   Batched<const std::uint8_t> mask;              // (n,)  optional; 0: not in the problem
   Batched<const T> eta_u;                        // (n,)
-  Batched<const T> eta_v;                        // (P,)
+  Batched<const T> eta_v;                        // (P + scores of the structured factors,)
+  Structured<T> structured;
 
-  int num_dual() const { return num_rows + num_pairs; }
+  int num_dual() const { return num_rows + num_pairs + structured.num_links; }
+  int num_scores() const { return num_pairs + structured.num_scores; }
+  int num_incidences() const { return num_entries + 2 * num_pairs + structured.num_links; }
 };
 
 struct Options {
   double tol = 1e-6;
   int max_iter = 1000;
-  double step_size = 1.0;  // ADMM only
-  bool finish = true;      // the exact finish of the compact dual
+  int max_inner_iter = 100000;  // oracle calls of a structured factor in one pass
+  double step_size = 1.0;       // ADMM only
+  bool finish = true;           // the exact finish of the compact dual
 };
 
 // How the solve of one instance ended.
 struct Result {
   Status status = Status::max_iter;
   int iterations = 0;
+  std::int64_t oracle_calls = 0;
   double primal_residual = 0;
   double dual_residual = 0;
 };
@@ -85,15 +150,16 @@ struct Result {
 template <class T>
 struct Outputs {
   Batched<T> mu;                  // (n,)
-  Batched<T> mu_v;                // (P,)
-  Batched<T> tau;                 // (R + P,)
+  Batched<T> mu_v;                // (P + structured scores,)
+  Batched<T> tau;                 // (R + P + links,)
   Batched<std::int8_t> var_side;  // (n,)  Side
-  Batched<std::int8_t> row_side;  // (R + P,)  Side
+  Batched<std::int8_t> row_side;  // (R + P + links,)  Side
   double* objective = nullptr;    // (B,)
   double* primal_residual = nullptr;
   double* dual_residual = nullptr;
   std::int32_t* iterations = nullptr;
   std::int32_t* status = nullptr;
+  std::int32_t* oracle_calls = nullptr;
 };
 
 // Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and

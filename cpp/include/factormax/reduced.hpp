@@ -1,11 +1,12 @@
-// The reduced system  (A_I J A_I^T) t = r  that both the exact finish and the backward pass solve:
-// I are the rows whose multiplier is strictly inside its bounds, J keeps the free variables.
+// The reduced system  (A_I J A_I^T + J_links) t = r  that both the exact finish and the backward
+// pass solve: I are the rows whose multiplier is strictly inside its bounds; J keeps the free
+// variables of the box, and is M Q M^T on a structured factor.
 // Cholesky inside the envelope where that is small (few rows, or rows that overlap like a chain),
 // Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled
 // by 1 / ||a|| throughout.
 #pragma once
 
-#include "factormax/instance.hpp"
+#include "factormax/structured/structured.hpp"
 
 namespace factormax {
 
@@ -18,8 +19,10 @@ class ReducedSystem {
   bool may_poll = false;
   int most_steps = std::numeric_limits<int>::max();  // of conjugate gradients
 
-  void allocate(const Problem<T>& p, Workspace& ws) {
-    const int rows = p.num_dual(), entries = p.num_entries + 2 * p.num_pairs;
+  // structured: of the same problem, or null if it has none.
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    structured_ = structured;
+    const int rows = p.num_dual(), entries = p.num_incidences();
     const std::int64_t dense = std::min(rows, kDense);
     active = ws.take<std::int32_t>(rows);
     solution = ws.take<T>(rows);
@@ -37,6 +40,14 @@ class ReducedSystem {
     inverse_ = ws.take<T>(rows);
     first_ = ws.take<std::int32_t>(rows);
     offset_ = ws.take<std::int32_t>(rows + 1);
+    if (structured == nullptr) return;
+    root_ = ws.take<T>(p.num_vars);
+    hub_ptr_ = ws.take<std::int32_t>(rows + 1);
+    hub_var_ = ws.take<std::int32_t>(entries);
+    hub_coef_ = ws.take<T>(entries);
+    moved_ = ws.take<T>(p.num_vars);
+    touching_ = ws.take<std::int32_t>(rows);
+    half_ = ws.take<double>(dense * structured->most_structures);
   }
 
   // The caller fills the first `count` of `active`, then calls `build` with a predicate that tells
@@ -53,25 +64,31 @@ class ReducedSystem {
     num_free_ = 0;
     ptr_[0] = 0;
     int e = 0;
+    const bool hubs = structured_ != nullptr;
+    weighted_ = p.weighted();
     for (int j = 0; j < p.n; ++j) {
-      if (!free(j)) continue;
+      if (!free(j) || (hubs && p.in_hub[j])) continue;
+      const T root = weighted_ ? std::sqrt(p.give(j)) : T(1);
       for (int k = p.var_ptr[j]; k < p.var_ptr[j + 1]; ++k) {
         const int r = p.var_row[k];
         if (position_[r] < 0) continue;
         position_[r] = 1;  // has a free variable
         row_[e] = r;
-        coef_[e] = p.coef[p.var_entry[k]] * p.scale[r];
+        coef_[e] = p.coef[p.var_entry[k]] * p.scale[r] * root;
         ++e;
       }
       if (e == ptr_[num_free_]) continue;
+      if (weighted_) root_[num_free_] = root;
       var_[num_free_++] = j;
       ptr_[num_free_] = e;
     }
+    if (hubs) find_hub_entries(p);
     int kept = 0;
     for (int i = 0; i < count; ++i) {
       const int r = active[i];
       if (position_[r] == 0) continue;
       position_[r] = kept;
+      if (hubs) move_hub_entries(i, kept);
       active[kept++] = r;
     }
     count = kept;
@@ -80,9 +97,11 @@ class ReducedSystem {
       row_[k] = position_[row_[k]];
       diagonal_[row_[k]] += coef_[k] * coef_[k];
     }
-    direct_ = find_envelope();
+    direct_ = hubs ? full_envelope() : find_envelope();
+    if (hubs && !direct_) guess_diagonal(p);
     if (direct_) {
       assemble();
+      if (hubs) add_structured(p);
       factorise();
     }
   }
@@ -105,21 +124,45 @@ class ReducedSystem {
 
   // out = A_I J v
   void multiply(const T* v, Span<T> out) const {
+    multiply_box(v, out);
+    if (structured_ == nullptr) return;
+    structured_->apply_hubs(v, moved_.data);
+    add_hub_products(moved_.data, out);
+  }
+
+  // The same over the variables of the box alone.
+  void multiply_box(const T* v, Span<T> out) const {
     fill(out.first(count), T(0));
     for (int f = 0; f < num_free_; ++f) {
-      const T value = v[var_[f]];
+      const T value = weighted_ ? v[var_[f]] * root_[f] : v[var_[f]];
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) out[row_[k]] += coef_[k] * value;
     }
   }
 
-  // v -= A_I^T t, on the free variables
+  Span<T> scratch() const { return moved_; }  // (n,)
+
+  // out += A_I y over the variables of hubs
+  void add_hub_products(const T* y, Span<T> out) const {
+    for (int i = 0; i < count; ++i) {
+      for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) out[i] += hub_coef_[e] * y[hub_var_[e]];
+    }
+  }
+
+  // v -= A_I^T t, on the free variables and those of hubs
   void subtract_transpose(Span<const T> t, T* v) const {
     for (int f = 0; f < num_free_; ++f) {
       T sum = 0;
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * t[row_[k]];
-      v[var_[f]] -= sum;
+      v[var_[f]] -= weighted_ ? sum / root_[f] : sum;
+    }
+    if (structured_ == nullptr) return;
+    for (int i = 0; i < count; ++i) {
+      for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) v[hub_var_[e]] -= hub_coef_[e] * t[i];
     }
   }
+
+  // Where row r stands among the active ones, -1 if it does not.
+  int position(int r) const { return position_[r]; }
 
  private:
   static constexpr T ridge() { return std::numeric_limits<T>::digits > 24 ? T(1e-9) : T(1e-6); }
@@ -154,6 +197,7 @@ class ReducedSystem {
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * t[row_[k]];
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) out[row_[k]] += coef_[k] * sum;
     }
+    if (structured_ != nullptr) apply_structured(t, out);
   }
 
   void assemble() {
@@ -274,6 +318,186 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) r[i] = rhs[i] - q[i];
     return max_abs(Span<const T>(r));
   }
+
+  // ---- Structured factors ----
+
+  // The entries of the active rows in hubs that can move; a row with one is kept.
+  void find_hub_entries(const Instance<T>& p) {
+    const Span<StructuredFactor> all = structured_->all();
+    int e = 0;
+    hub_ptr_[0] = 0;
+    for (int i = 0; i < count; ++i) {
+      const int r = active[i];
+      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
+        const std::int32_t j = p.col[k];
+        if (!p.in_hub[j] || all[structured_->hub_of[j]].set.is_vertex()) continue;
+        hub_var_[e] = j;
+        hub_coef_[e] = p.coef[k] * p.scale[r];
+        ++e;
+        position_[r] = 1;
+      }
+      hub_ptr_[i + 1] = e;
+    }
+    for (const StructuredFactor& f : all) {
+      if (!f.present || !f.linked || f.set.is_vertex()) continue;
+      for_links(f, [&](int r, int) {
+        if (position_[r] == 0) position_[r] = 1;
+      });
+    }
+  }
+
+  template <class Visit>
+  static void for_links(const StructuredFactor& f, const Visit& visit) {
+    int r = f.first_link;
+    for (int k = 0; k < f.var.size; ++k) {
+      if (f.var[k] >= 0) visit(r++, k);
+    }
+  }
+
+  // out += (A_I J_hubs A_I^T + J_links) t
+  void apply_structured(Span<const T> t, Span<T> out) const {
+    fill(moved_, T(0));
+    for (int i = 0; i < count; ++i) {
+      for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
+        moved_[hub_var_[e]] += hub_coef_[e] * t[i];
+      }
+    }
+    structured_->apply_hubs(moved_.data, moved_.data);
+    add_hub_products(moved_.data, out);
+    for (StructuredFactor& f : structured_->all()) {
+      if (!f.present || !f.linked || f.set.is_vertex()) continue;
+      fill(f.y, 0.0);
+      for_links(f, [&](int r, int k) {
+        if (position_[r] >= 0) f.y[k] = double(t[position_[r]]);
+      });
+      StructuredFactors<T>::apply(f);
+      for_links(f, [&](int r, int k) {
+        if (position_[r] >= 0) out[position_[r]] += T(f.y[k]);
+      });
+    }
+  }
+
+  bool full_envelope() {
+    if (std::int64_t(count) * (count + 1) / 2 > matrix_.size || count > kDense) return false;
+    for (int i = 0; i < count; ++i) {
+      first_[i] = 0;
+      offset_[i] = i * (i + 1) / 2;
+    }
+    offset_[count] = count * (count + 1) / 2;
+    return true;
+  }
+
+  // The diagonal is only a preconditioner where the matrix is not formed.
+  void guess_diagonal(const Instance<T>&) {
+    for (int i = 0; i < count; ++i) {
+      for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
+        diagonal_[i] += hub_coef_[e] * hub_coef_[e] / 2;
+      }
+      diagonal_[i] = std::max(diagonal_[i], T(0.5));
+    }
+  }
+
+  // The matrix of the structured factors: with B = (I - ee^T) L^-1 M^T A_I^T, B^T B.
+  void add_structured(const Instance<T>&) {
+    for (int f = 0; f < structured_->all().size; ++f) {
+      StructuredFactor& factor = structured_->all()[f];
+      if (!factor.present || factor.set.is_vertex()) continue;
+      const int k = factor.set.count;
+      int rows = 0;
+      const auto take = [&](int i) {  // row i, whose entries are in factor.y
+        const Span<double> c{half_.data + std::int64_t(rows) * k, k};
+        factor.set.gather(factor.y.data, c);
+        factor.set.half_project(c);
+        touching_[rows++] = i;
+      };
+      if (factor.linked) {
+        for_links(factor, [&](int r, int local) {
+          if (position_[r] < 0) return;
+          fill(factor.y, 0.0);
+          factor.y[local] = 1;
+          take(position_[r]);
+        });
+      } else {
+        fill(factor.y, 0.0);
+        for (int i = 0; i < count; ++i) {
+          bool touches = false;
+          for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
+            if (structured_->hub_of[hub_var_[e]] != f) continue;
+            factor.y[structured_->local[hub_var_[e]]] = double(hub_coef_[e]);
+            touches = true;
+          }
+          if (!touches) continue;
+          take(i);
+          for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
+            if (structured_->hub_of[hub_var_[e]] == f)
+              factor.y[structured_->local[hub_var_[e]]] = 0;
+          }
+        }
+      }
+      add_products(rows, k);
+    }
+    for (int i = 0; i < count; ++i) diagonal_[i] = matrix_row(i)[i];
+    drop_rigid();
+  }
+
+  FACTORMAX_VECTOR void add_products(int rows, int k) {
+    for (int a = 0; a < rows; ++a) {
+      const double* first = half_.data + std::int64_t(a) * k;
+      for (int b = 0; b <= a; ++b) {
+        const double* second = half_.data + std::int64_t(b) * k;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < k; ++i) sum += first[i] * second[i];
+        const int i = std::max(touching_[a], touching_[b]),
+                  j = std::min(touching_[a], touching_[b]);
+        matrix_row(i)[j] += T(sum);
+      }
+    }
+  }
+
+  // A row that no structure of the face tells apart says nothing, like one without a free variable.
+  void drop_rigid() {
+    T largest = 0;
+    for (int i = 0; i < count; ++i) largest = std::max(largest, diagonal_[i]);
+    const T least = largest * (std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-6));
+    const Span<std::int32_t> place = touching_;
+    int kept = 0;
+    for (int i = 0; i < count; ++i) {
+      const bool rigid = diagonal_[i] <= least;
+      place[i] = rigid ? -1 : kept;
+      position_[active[i]] = place[i];
+      if (rigid) continue;
+      diagonal_[kept] = diagonal_[i];
+      active[kept] = active[i];
+      move_hub_entries(i, kept);
+      T* to = matrix_.data + std::int64_t(kept) * (kept + 1) / 2;
+      const T* from = matrix_row(i);
+      for (int j = 0; j <= i; ++j) {
+        if (place[j] >= 0) to[place[j]] = from[j];
+      }
+      ++kept;
+    }
+    if (kept == count) return;
+    count = kept;
+    offset_[count] = count * (count + 1) / 2;
+    for (int k = 0; k < ptr_[num_free_]; ++k) row_[k] = place[row_[k]];  // none of these is rigid
+  }
+
+  // The entries in hubs of the i-th active row, when it becomes the `to`-th.
+  void move_hub_entries(int i, int to) {
+    const int begin = hub_ptr_[i], end = hub_ptr_[i + 1];
+    std::copy(hub_var_.data + begin, hub_var_.data + end, hub_var_.data + hub_ptr_[to]);
+    std::copy(hub_coef_.data + begin, hub_coef_.data + end, hub_coef_.data + hub_ptr_[to]);
+    hub_ptr_[to + 1] = hub_ptr_[to] + end - begin;
+  }
+
+  StructuredFactors<T>* structured_ = nullptr;
+  bool weighted_ = false;
+  Span<T> root_;                          // of 1 / weight, for the free variables
+  Span<std::int32_t> hub_ptr_, hub_var_;  // entries of the active rows in hubs
+  Span<T> hub_coef_, moved_;
+  Span<std::int32_t> touching_;
+  Span<double> half_;
 
   bool direct_ = true;
   int num_free_ = 0;

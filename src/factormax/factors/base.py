@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.errors import GraphError, ShapeError
+from factormax.factors.scores import Scores
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ __all__ = [
     "INEQUALITY",
     "OR_OUT",
     "ROW",
-    "Factor",
+    "BaseFactor",
     "Group",
     "LinearFactor",
     "RowBlocks",
@@ -77,7 +78,7 @@ class RowBlocks:
     block_kind: int = ROW
 
 
-class Factor:
+class BaseFactor:
     """Base class of all factors.
 
     Attributes:
@@ -87,26 +88,29 @@ class Factor:
     """
 
     #: All factors by the name under which a compiled graph finds them.
-    registry: ClassVar[dict[str, type[Factor]]] = {}
-    registered: ClassVar[str] = "Factor"
+    registry: ClassVar[dict[str, type[BaseFactor]]] = {}
+    registered: ClassVar[str] = "BaseFactor"
     #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
     param_shapes: ClassVar[tuple[str, ...]] = ()
     #: Whether it is a pair with a score: a soft row, which the core makes itself.
     soft: ClassVar[bool] = False
+    #: Whether it has a MAP oracle instead of rows: see `factormax.factors.structured`.
+    structured: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         name = cls.__name__
-        if name in Factor.registry:  # another one of that name: tell them apart
-            name = f"{cls.__module__}.{cls.__qualname__}.{len(Factor.registry)}"
+        if name in BaseFactor.registry:  # another one of that name: tell them apart
+            name = f"{cls.__module__}.{cls.__qualname__}.{len(BaseFactor.registry)}"
         cls.registered = name
-        Factor.registry[name] = cls
+        BaseFactor.registry[name] = cls
 
     graph: FactorGraph
     index: IndexArray
     negated: BoolArray | None
     group_shape: tuple[int, ...]
     params: tuple[FloatArray, ...] = ()  # each (1 | B, k) or (1 | B, k * d)
+    score_parts: tuple[Scores, ...] = ()  # its own scores
 
     def _take(
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
@@ -193,12 +197,27 @@ class Factor:
 
     @property
     def value(self) -> Array:
-        """The marginals of the factor's own scores, after a query.
+        """The marginals of the factor's own scores, in their shape, batch dimensions in front.
 
         Raises:
             GraphError: if the factor has no scores, or before any query.
         """
-        raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
+        if not self.score_parts:
+            raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
+        return self.graph.factor_value_of(self.score_parts[0])
+
+    @property
+    def spec(self) -> str:
+        """What a `Wiring` says of the factor."""
+        k, d = self.index.shape
+        flags = "".join(["s" if p.shape[0] == 1 else "b" for p in self.params])
+        return f"{self.registered},{k},{d},{flags}"
+
+    @property
+    def literals(self) -> IndexArray:
+        """`(k * d,)`: 2 * variable, and 1 more if it is negated."""
+        doubled = self.index * 2
+        return (doubled if self.negated is None else doubled + self.negated).reshape(-1)
 
     def _set_params(self, *params: FloatArray) -> None:
         """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
@@ -234,7 +253,7 @@ def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int
     return tuple(s for i, s in enumerate(shape) if i not in drop)
 
 
-class LinearFactor(Factor):
+class LinearFactor(BaseFactor):
     """A factor that is one linear row over its literals: `s · l <= c`, or `s · l = c`.
 
     A literal l is a variable or its negation. Subclasses give `s` and `c`, which may depend on how

@@ -6,13 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.factors.base import ABSENT, EQUALITY, INEQUALITY, OR_OUT, Factor, Group, RowBlocks
+from factormax.factors.base import (
+    ABSENT,
+    EQUALITY,
+    INEQUALITY,
+    OR_OUT,
+    BaseFactor,
+    Group,
+    RowBlocks,
+)
 from factormax.variable import Variable
 
 __all__ = ["OrOut"]
 
 
-class OrOut(Factor):
+class OrOut(BaseFactor):
     r"""The last is on exactly if one of the others is: $\mu_i \le \mu_d \le \sum_{i<d} \mu_i$.
 
     Args:

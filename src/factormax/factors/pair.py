@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from factormax.arrays import Array, ArrayLike, is_tensor
+from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import Factor
+from factormax.factors.base import BaseFactor
+from factormax.factors.scores import take_scores
 from factormax.variable import Variable
 
 __all__ = ["Pair"]
 
 
-class Pair(Factor):
+class Pair(BaseFactor):
     r"""Adds `scores` where both variables are on: $s\,\mu_{12}$ over the local polytope.
 
     $$\max(0, \mu_1 + \mu_2 - 1) \le \mu_{12} \le \min(\mu_1, \mu_2).$$
@@ -76,8 +77,12 @@ class Pair(Factor):
             self.negated = np.stack(flags, axis=1)
         if {w.position for w in first} & {w.position for w in second}:
             self._check_distinct()
-        self.scores: Any = scores if is_tensor(scores) else np.asarray(scores)
-        self._check_scores()
+        self.score_parts = (take_scores(self, "scores", scores, self.group_shape),)
+
+    @property
+    def scores(self) -> Any:
+        """The scores as they were given."""
+        return self.score_parts[0].given
 
     @staticmethod
     def _end(given: Variable | Sequence[Variable]) -> list[Variable]:
@@ -91,26 +96,3 @@ class Pair(Factor):
         if not ends:
             raise GraphError("Pair: the list of variables is empty.")
         return ends
-
-    def _check_scores(self) -> None:
-        shape = tuple(self.scores.shape)
-        own, batch = self.group_shape, self.graph.batch_shape
-        target = own if len(shape) <= len(own) else (*(batch or ()), *own)
-        fits = len(shape) <= len(target) and all(
-            s in (1, t) for s, t in zip(shape[::-1], target[::-1], strict=False)
-        )
-        if not fits or (len(shape) > len(own) and len(shape) != len(target)):
-            wanted = f"{own} (shared)" if not batch else f"{own} (shared) or {(*batch, *own)}"
-            raise ShapeError(f"{self.name}: scores must have shape {wanted}, got {shape}.")
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of the scores as given, without batch dimensions."""
-        given = tuple(self.scores.shape)
-        shared = len(given) <= len(self.group_shape)
-        return given if shared else given[self.graph.batch_dims :]
-
-    @property
-    def value(self) -> Array:
-        """The marginals of the pairs, in the shape of the scores, batch dimensions in front."""
-        return self.graph.factor_value_of(self)

@@ -6,12 +6,14 @@ import numpy as np
 
 from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import Factor
+from factormax.factors.base import BaseFactor
 
 __all__ = ["take_param"]
 
 
-def take_param(factor: Factor, word: str, value: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+def take_param(
+    factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int, ...]
+) -> FloatArray:
     """The parameter as `(1 | B, prod(shape))`.
 
     A parameter with at most `len(shape)` dimensions is shared by the instances of a batch;

@@ -1,0 +1,246 @@
+// The structured factors of one instance: their oracles, their active sets, and how they join the
+// compact dual, docs/math.md (16)-(18). A hub turns the reduced scores of its variables into their
+// marginals; a link turns its multipliers into marginals of its own, which its rows compare with
+// mu.
+#pragma once
+
+#include <new>
+
+#include "factormax/dual.hpp"
+#include "factormax/structured/active_set.hpp"
+
+namespace factormax {
+
+// One of them.
+struct StructuredFactor {
+  Oracle oracle;
+  ActiveSet set;
+  bool present = false;  // some of its variables are
+  bool linked = false;
+  int first_link = 0;       // row of its first variable that is present
+  Span<std::int32_t> var;   // (d,) of the Instance, -1 where masked
+  Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
+  Span<double> eta_v;       // (s,)
+  Span<double> barrier;     // (s,) 0, or -inf where eta_v is
+  Span<double> c;           // (capacity,) scratch
+};
+
+template <class T>
+class StructuredFactors {
+ public:
+  // Room for `growth` times the usual number of structures.
+  void allocate(const Problem<T>& problem, int growth, Workspace& ws) {
+    const Structured<T>& s = problem.structured;
+    factors_ = ws.take<StructuredFactor>(s.count);
+    hub_of = ws.take<std::int32_t>(problem.num_vars);
+    local = ws.take<std::int32_t>(problem.num_vars);
+    most_structures = 0;
+    for (int f = 0; f < s.count; ++f) {
+      StructuredFactor made;
+      const int vars = s.vars(f).size;
+      made.oracle.allocate(static_cast<OracleKind>(s.kind[f]), s.shapes(f), vars, ws);
+      ActiveSet::Shape shape;
+      shape.vars = vars;
+      shape.slots = made.oracle.slots();
+      shape.feature_slots = made.oracle.feature_slots();
+      shape.dense_scores = made.oracle.is_dense() ? s.scores(f) : 0;
+      shape.capacity = capacity(vars, shape.slots, growth);
+      most_structures = std::max(most_structures, shape.capacity);
+      made.set.allocate(shape, ws);
+      made.var = ws.take<std::int32_t>(vars);
+      for (Span<double>* a : {&made.x, &made.v, &made.w, &made.y}) *a = ws.take<double>(vars);
+      made.eta_v = ws.take<double>(s.scores(f));
+      made.barrier = ws.take<double>(s.scores(f));
+      made.c = ws.take<double>(shape.capacity + 1);
+      made.linked = s.linked[f] != 0;
+      if (factors_.data != nullptr) new (&factors_[f]) StructuredFactor(made);
+    }
+  }
+
+  // Affinely independent 0/1 vectors of d variables are at most d + 1, but a sparse solution needs
+  // only so many more than its structures have parts.
+  static int capacity(int vars, int slots, int growth) {
+    const std::int64_t usual = std::max(64, std::min(2 * slots, 512));
+    return static_cast<int>(std::min<std::int64_t>(vars + 1, usual * growth));
+  }
+
+  int most_structures = 0;
+  Span<std::int32_t> hub_of, local;  // (n,) the hub of a variable, or -1, and its place in it
+
+  Span<StructuredFactor> all() const { return factors_; }
+  bool any() const { return factors_.size > 0; }
+
+  // After Instance::prepare. Returns false if one of them has no structure at all. The backward
+  // pass needs no oracles: it reads the structures of the forward pass.
+  bool prepare(const Problem<T>& problem, const Instance<T>& p, std::int64_t i, bool oracles) {
+    const Structured<T>& s = problem.structured;
+    const double* param = s.param.at(i);
+    const T* eta_v = problem.eta_v.at(i);
+    int link = p.links;
+    problem_ = ActiveSetResult::solved;
+    bool possible = true;
+    fill(hub_of.first(p.n), -1);
+    for (int f = 0; f < s.count; ++f) {
+      StructuredFactor& factor = factors_[f];
+      const Span<const std::int32_t> vars = s.vars(f);
+      factor.present = false;
+      factor.first_link = link;
+      double least = 1, most = 0;
+      for (int k = 0; k < vars.size; ++k) {
+        const std::int32_t j = factor.var[k] = p.new_var[vars[k]];
+        factor.v[k] = 0;
+        factor.w[k] = 1;
+        factor.x[k] = j >= 0 ? 0 : -std::numeric_limits<double>::infinity();
+        if (j < 0) continue;
+        factor.present = true;
+        factor.w[k] = p.weight[j];
+        least = std::min(least, factor.w[k]);
+        most = std::max(most, factor.w[k]);
+        if (factor.linked) {
+          ++link;
+        } else {
+          hub_of[j] = f;
+          local[j] = k;
+        }
+      }
+      const bool uniform = least == most;
+      if (uniform) fill(factor.w, most);
+      for (int k = 0; k < s.scores(f); ++k) {
+        factor.eta_v[k] = double(eta_v[problem.num_pairs + s.score_ptr[f] + k]);
+        const bool forbidden = factor.eta_v[k] == -std::numeric_limits<double>::infinity();
+        factor.barrier[k] = forbidden ? factor.eta_v[k] : 0.0;
+      }
+      factor.set.begin(factor.w.data, uniform);
+      if (!factor.present || !oracles) continue;
+      const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
+      const double number = param == nullptr ? 0.0 : param[f];
+      possible &= factor.oracle.prepare(factor.x.data, number, function, i);
+    }
+    return possible;
+  }
+
+  // The scores of the factors times `ratio`.
+  void rescale(double ratio) {
+    for (StructuredFactor& f : factors_) {
+      for (double& score : f.eta_v) score *= ratio;
+    }
+  }
+
+  // The marginals of hubs and links at `at`; the gradient of the links' rows is then complete.
+  // After the first failure nothing is asked any more.
+  void evaluate(const Instance<T>& p, DualPoint<T>& at, const Options& options, Control& control,
+                bool may_poll) {
+    evaluate_box(p, at);
+    at.stamp = stamp_ = ++counter_;
+    double extra = 0;
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+      load(at, f);
+      solve_alone(f, options, control, may_poll);
+      extra += f.set.feature_value(f.eta_v.data);
+      if (!f.linked) {
+        for (int k = 0; k < f.var.size; ++k) {
+          if (f.var[k] >= 0) at.mu[f.var[k]] = T(f.v[k]);
+        }
+      } else {
+        for (int k = 0; k < f.var.size; ++k) {
+          if (f.var[k] >= 0) extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
+        }
+      }
+    }
+    at.extra = T(extra);
+    evaluate_rows(p, at);
+    for (const StructuredFactor& f : factors_) {
+      if (!f.present || !f.linked) continue;
+      int r = f.first_link;
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] >= 0) at.g[r++] += T(f.v[k]);
+      }
+    }
+  }
+
+  // SparseMAP of one factor at f.x, into f.v.
+  void solve_alone(StructuredFactor& f, const Options& options, Control& control, bool may_poll) {
+    problem_ = f.set.solve(f.x.data, f.eta_v.data, f.oracle, options.max_inner_iter, control,
+                           may_poll, f.v.data);
+  }
+
+  // Whether the active sets are those of this point.
+  bool stand_at(const DualPoint<T>& at) const { return at.stamp == stamp_; }
+
+  // At the solution: the faces, for the derivative, where the factors stand.
+  void complete() {
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+      problem_ = f.set.complete(f.x.data, f.eta_v.data, f.oracle, f.v.data);
+    }
+  }
+
+  // y = J v on the variables of the hubs; v, y: (n,), one may be the other.
+  void apply_hubs(const T* v, T* y) {
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || f.linked) continue;
+      for (int k = 0; k < f.var.size; ++k) f.y[k] = f.var[k] >= 0 ? double(v[f.var[k]]) : 0.0;
+      apply(f);
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] >= 0) y[f.var[k]] = T(f.y[k]);
+      }
+    }
+  }
+
+  // f.y <- J f.y,  J = M Q M^T
+  static void apply(StructuredFactor& f) {
+    if (f.set.is_vertex()) {
+      fill(f.y, 0.0);
+      return;
+    }
+    f.set.gather(f.y.data, f.c);
+    f.set.project(f.c);
+    f.set.scatter(f.c.data, f.y.data);
+  }
+
+  ActiveSetResult trouble() const { return problem_; }
+
+  std::int64_t oracle_calls() const {
+    std::int64_t calls = 0;
+    for (const StructuredFactor& f : factors_) calls += f.present ? f.set.calls : 0;
+    return calls;
+  }
+
+  // The most that the hubs and links can contribute to `-v` and `y`, which certifies that nothing
+  // is feasible, docs/math.md (23). v: (n,), y: (m,). Returns +inf if an oracle fails.
+  double support(const T* v, const T* y) {
+    double sum = 0;
+    for (StructuredFactor& f : factors_) {
+      if (!f.present) continue;
+      int r = f.first_link;
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] < 0) continue;
+        f.y[k] = f.linked ? double(y[r++]) : -double(v[f.var[k]]);
+      }
+      for (int k = 0; k < f.var.size; ++k) {
+        if (f.var[k] < 0) f.y[k] = -std::numeric_limits<double>::infinity();
+      }
+      double best = 0;
+      if (!f.set.best_score(f.y.data, f.barrier.data, f.oracle, best)) {
+        return std::numeric_limits<double>::infinity();
+      }
+      sum += best;
+    }
+    return sum;
+  }
+
+ private:
+  void load(const DualPoint<T>& at, StructuredFactor& f) const {
+    int r = f.first_link;
+    for (int k = 0; k < f.var.size; ++k) {
+      if (f.var[k] >= 0) f.x[k] = f.linked ? double(at.x[r++]) : double(at.z[f.var[k]]);
+    }
+  }
+
+  Span<StructuredFactor> factors_;
+  ActiveSetResult problem_ = ActiveSetResult::solved;
+  std::int64_t counter_ = 0, stamp_ = 0;
+};
+
+}  // namespace factormax

@@ -1,0 +1,59 @@
+"""Dependency trees."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.structured import PROJECTIVE_TREE, TREE, StructuredFactor
+from factormax.variable import Variable
+
+__all__ = ["DepTree"]
+
+
+class DepTree(StructuredFactor):
+    """A dependency tree over n words: every word has one head, and all hang from the root.
+
+    Args:
+        u: `(n, n)`. `u[m, h]`: the head of word m is word h; `u[m, m]`: m hangs from the root. A
+            word whose row is all masked is absent; a single masked entry is a forbidden arc.
+        projective: no arcs may cross; the root stands left of the first word.
+        single_root: exactly one word hangs from the root; otherwise several may.
+        packed: accepted, and is this layout.
+
+    Among trees of the same score, which one the oracle finds is fixed but not defined.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([[2.0, 0.0, 0.0], [1.5, 0.0, 1.3], [0.0, 1.2, 0.0]]))
+        >>> tree = fg.add(fm.DepTree(u))
+        >>> _ = fg.solve()
+        >>> tree.probs.round(3), tree.structures[0]
+        (array([0.6, 0.4]), array([[1., 0., 0.],
+               [1., 0., 0.],
+               [0., 1., 0.]]))
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("n", "n")
+
+    def __init__(
+        self,
+        u: Variable,
+        projective: bool = False,
+        single_root: bool = False,
+        packed: bool = True,
+    ) -> None:
+        self._take_structured(u)
+        words, heads = self.variable_shape
+        if words != heads:
+            raise ShapeError(f"{self.name}: u must be square, (n, n), got {self.variable_shape}.")
+        if not packed:
+            raise GraphError(
+                f"{self.name}: packed=False is not supported; u is (n, n) with the root arcs on "
+                f"the diagonal."
+            )
+        self.projective, self.single_root = bool(projective), bool(single_root)
+        self.oracle = PROJECTIVE_TREE if projective else TREE
+        self.oracle_shape = (words, int(self.single_root))
+        self.slots = words

@@ -1,0 +1,199 @@
+"""Factors of the user's own, from nothing but a MAP oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import ArrayLike, to_numpy
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.scores import Scores, as_scores
+from factormax.factors.structured import CALLBACK, StructuredFactor
+from factormax.variable import Variable
+
+__all__ = ["Factor"]
+
+Structure = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+
+
+class Factor(StructuredFactor):
+    """Base class of a factor of your own: define `map`, and use it like any other factor.
+
+    The structures are whatever `map` can return; the solution is a sparse combination of them. It
+    works in any graph, together with all other factors, with gradients.
+
+    Args:
+        u: a variable, a slice, or a list of them (then flat, one after the other).
+        scores: scores of the factor's own, of any shape, if it has some; with the batch dimensions
+            in front they are per instance.
+        native_map: a C function to call in place of `map`, without the GIL: a `numba.cfunc`, a
+            ctypes function pointer, or an address. It has the signature
+            `int32 (const double* eta_u, int64 d, const double* eta_v, int64 s, double* m,
+            double* n, void* data, int64 instance)`; m and n come filled with zeros; it returns 0,
+            or 1 if there is no structure, or −1 on failure. It must be safe to call from several
+            threads at once.
+        native_data: the address handed to it as `data`.
+
+    Example:
+        The vertices are the vectors with exactly two ones:
+
+        >>> import numpy as np, factormax as fm
+        >>> class TwoOf(fm.Factor):
+        ...     def map(self, eta_u, eta_v):
+        ...         m = np.zeros(len(eta_u))
+        ...         m[np.argsort(-eta_u)[:2]] = 1
+        ...         return m, []
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([0.9, 0.8, 0.6, -1.0]))
+        >>> two = fg.add(TwoOf(u))
+        >>> _ = fg.solve()
+        >>> u.value.round(3)
+        array([0.8, 0.7, 0.5, 0. ])
+    """
+
+    def __init__(
+        self,
+        u: Variable | SequenceOf[Variable],
+        scores: ArrayLike | None = None,
+        *,
+        native_map: Any = None,
+        native_data: int = 0,
+    ) -> None:
+        self._take_structured(u)
+        if scores is not None:
+            self.score_parts = (self._own_scores(scores),)
+        self.oracle = CALLBACK
+        self.oracle_shape = (self.num_scores,)
+        self.slots = self.index.size
+        self.native_map = native_map
+        self.native_data = native_data
+        if native_map is None and type(self).map is Factor.map and not self._has_map_batch():
+            raise GraphError(
+                f"{self.name}: it has no oracle. Define map(self, eta_u, eta_v) in a subclass, or "
+                f"pass native_map."
+            )
+
+    def map(self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]) -> Any:
+        """The best structure: maximises `eta_u · m + eta_v · n`.
+
+        Args:
+            eta_u: scores of the variables, in their shape. −inf (a masked variable) must be off.
+            eta_v: scores of the factor's own, in their shape; empty without scores.
+
+        Returns:
+            `(m, n)`: the 0/1 assignment, and the features that `eta_v` scores (anything empty
+            without scores). None if there is no structure.
+        """
+        answers = self.map_batch(eta_u[None], eta_v[None])  # type: ignore[attr-defined]
+        if answers is None:
+            return None
+        m, n = answers
+        return m[0], n[0]
+
+    def _has_map_batch(self) -> bool:
+        return hasattr(self, "map_batch")
+
+    def _own_scores(self, scores: ArrayLike) -> Scores:
+        given = as_scores(self.name, "scores", scores)
+        found, batch = tuple(given.shape), self.graph.batch_shape or ()
+        own = found[len(batch) :] if batch and found[: len(batch)] == batch else found
+        return Scores(self, "scores", given, own, own, allow_minus_inf=True)
+
+    @property
+    def _score_shape(self) -> tuple[int, ...]:
+        return self.score_parts[0].shape if self.score_parts else (0,)
+
+    # ---- for the engine --------------------------------------------------------------------------
+
+    def callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
+        """What the core calls: a function of `(instance, eta_u, eta_v)`, or a C function."""
+        if self.native_map is not None:
+            return _address_of(self.name, self.native_map), int(self.native_data)
+
+        def call(
+            instance: int, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
+        ) -> Structure | None:
+            answer = self.map(eta_u.reshape(self.variable_shape), eta_v.reshape(self._score_shape))
+            return None if answer is None else self.checked(answer, eta_u)
+
+        return call
+
+    def call_batch(
+        self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
+    ) -> list[Structure | None]:
+        """The structures of several instances at once, by `map_batch`."""
+        count = len(eta_u)
+        answer = self.map_batch(  # type: ignore[attr-defined]
+            eta_u.reshape(count, *self.variable_shape), eta_v.reshape(count, *self._score_shape)
+        )
+        if answer is None:
+            return [None] * count
+        m, n = self._parts(answer, "map_batch")
+        if np.ndim(m) == 0 or len(m) != count or (self.num_scores and len(n) != count):
+            raise ShapeError(
+                f"{self.name}: map_batch must return one structure for each of {count} instances."
+            )
+        return [
+            self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i]) for i in range(count)
+        ]
+
+    def checked(self, answer: Any, eta_u: npt.NDArray[np.float64]) -> Structure:
+        """The answer of `map`, flat, if it is a structure."""
+        m, n = self._parts(answer, "map")
+        on, features = (
+            np.ascontiguousarray(to_numpy(a), dtype=np.float64).reshape(-1) for a in (m, n)
+        )
+        size, scores = self.index.size, math.prod(self._score_shape)
+        if on.size != size:
+            raise ShapeError(
+                f"{self.name}: map returned an assignment of {on.size} variables, expected "
+                f"{size}, in the shape {self.variable_shape}."
+            )
+        if features.size != scores:
+            raise ShapeError(
+                f"{self.name}: map returned {features.size} features, expected {scores}, one for "
+                f"each score."
+            )
+        if not np.isin(on, (0.0, 1.0)).all():
+            odd = on[~np.isin(on, (0.0, 1.0))][0]
+            raise GraphError(
+                f"{self.name}: map returned {odd:g} in the assignment, which must be 0 or 1."
+            )
+        if (on[eta_u == -np.inf] == 1).any():
+            raise GraphError(
+                f"{self.name}: map switched on a variable that is masked (its score is -inf)."
+            )
+        if not np.isfinite(features).all():
+            raise GraphError(f"{self.name}: map returned a feature that is not finite.")
+        return on, features
+
+    def _parts(self, answer: Any, word: str) -> tuple[Any, Any]:
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise GraphError(
+                f"{self.name}: {word} must return (m, n), the assignment and the features, got "
+                f"{type(answer).__name__}."
+            )
+        return answer[0], answer[1]
+
+
+def _address_of(name: str, function: Any) -> int:
+    """The address of a numba cfunc, a ctypes function pointer, or an address itself."""
+    address = getattr(function, "address", function)
+    if not isinstance(address, int):
+        import ctypes
+
+        try:
+            address = ctypes.cast(function, ctypes.c_void_p).value
+        except ctypes.ArgumentError:
+            address = None
+    if not isinstance(address, int) or isinstance(address, bool) or address == 0:
+        raise GraphError(
+            f"{name}: native_map must be a numba.cfunc, a ctypes function pointer or an address, "
+            f"got {function!r}."
+        )
+    return address

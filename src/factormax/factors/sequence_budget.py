@@ -1,0 +1,85 @@
+"""Binary sequences with a budget."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from factormax.arrays import ArrayLike, FloatArray, is_tracing
+from factormax.errors import ShapeError
+from factormax.factors.base import check_whole
+from factormax.factors.params import take_param
+from factormax.factors.scores import as_scores, take_scores
+from factormax.factors.structured import SEQUENCE_BUDGET, StructuredFactor
+from factormax.variable import Variable
+
+__all__ = ["SequenceBudget"]
+
+
+class SequenceBudget(StructuredFactor):
+    r"""A binary sequence with at most `budget` on, where neighbours that are both on earn a score.
+
+    $$\sum_t \eta_t x_t + \sum_t T_t x_t x_{t+1}, \qquad \sum_t x_t \le B.$$
+
+    With a positive score it selects few, contiguous spans: the mask of a rationale extractor. After
+    a query, `value` holds how much two neighbours are on together, in the shape of `transitions`.
+
+    Args:
+        u: `(length,)`. A masked variable is absent.
+        transitions: a number, or `(length − 1,)`; `(*batch, ...)` for each instance its own.
+        budget: how many may be on; one number, or `(*batch,)`.
+
+    Raises:
+        GraphError: if the budget is negative or not whole.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([0.4, 0.5, -0.2, 0.6]))
+        >>> rationale = fg.add(fm.SequenceBudget(u, 0.5, budget=2))
+        >>> _ = fg.solve()
+        >>> u.value.round(3)
+        array([0.85, 0.95, 0.  , 0.15])
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+    param_shapes = ("factor",)
+
+    def __init__(self, u: Variable, transitions: ArrayLike, budget: ArrayLike) -> None:
+        self._take_structured(u)
+        (length,) = self.variable_shape
+        given = as_scores(self.name, "transitions", transitions)
+        shape = self._transition_shape(tuple(given.shape), length)
+        self.score_parts = (take_scores(self, "transitions", given, shape),)
+        self._set_params(take_param(self, "budget", budget, ()))
+        self.oracle = SEQUENCE_BUDGET
+        most = length
+        if not is_tracing():  # the oracle's memory grows with it; few sizes, few compiled graphs
+            largest = int(np.minimum(self.params[0].max(initial=0), length))
+            most = min(length, 1 << largest.bit_length())
+        self.oracle_shape = (length, int(len(shape) == 1), most)
+        self.slots = length
+
+    def _transition_shape(self, found: tuple[int, ...], length: int) -> tuple[int, ...]:
+        batch = self.graph.batch_shape or ()
+        each = (length - 1,)
+        if batch and found == each == batch:
+            raise ShapeError(
+                f"{self.name}: transitions of shape {found} may be one for each pair of neighbours "
+                f"or one for each instance. Give them as {(*batch, *each)}, or as {(*batch, 1)} "
+                f"for one an instance."
+            )
+        if found == () or (batch and found == batch):
+            return ()
+        if found == each or (batch and found in ((*batch, *each), (*batch, 1))):
+            return each
+        wanted = f"() or {each}"
+        if batch:
+            wanted += f", with {batch} in front for each instance its own"
+        raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
+
+    @classmethod
+    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+        """The budget is whole and not negative."""
+        check_whole(name, "budget", params[0])

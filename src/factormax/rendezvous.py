@@ -1,0 +1,108 @@
+"""Where the instances of a batch meet, so that one call of `map_batch` serves them all.
+
+Every instance is solved on a thread of its own. A thread that needs an answer of the oracle waits
+until all others wait too, or have finished; the last one to come calls `map_batch`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+__all__ = ["Rendezvous"]
+
+R = TypeVar("R")
+
+_LARGEST = 256  # instances at a time
+
+
+class _Question:
+    """The scores one instance asks about, and the answer."""
+
+    def __init__(self, factor: Any, eta_u: Any, eta_v: Any) -> None:
+        self.factor, self.eta_u, self.eta_v = factor, eta_u, eta_v
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.answered = False
+
+
+class Rendezvous:
+    """The meeting point of a group of instances."""
+
+    def __init__(self, active: int) -> None:
+        self._active = active  # threads that are neither waiting nor done
+        self._questions: list[_Question] = []
+        self._condition = threading.Condition()
+
+    @classmethod
+    def run(cls, batch: int, task: Callable[[int, Rendezvous], R]) -> list[R]:
+        """The results of `task(i, rendezvous)` for all instances, side by side."""
+        results: list[Any] = [None] * batch
+        errors: list[BaseException] = []
+        for start in range(0, batch, _LARGEST):
+            members = range(start, min(start + _LARGEST, batch))
+            meeting = cls(len(members))
+
+            def work(i: int, meeting: Rendezvous = meeting) -> None:
+                try:
+                    results[i] = task(i, meeting)
+                except BaseException as error:
+                    errors.append(error)
+                finally:
+                    meeting.leave()
+
+            threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in members]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if errors:
+                raise errors[0]
+        return results
+
+    def callback(self, factor: Any) -> Callable[..., Any]:
+        """What the core calls in place of the factor's own callback."""
+
+        def ask(instance: int, eta_u: Any, eta_v: Any) -> Any:
+            question = _Question(factor, eta_u, eta_v)
+            with self._condition:
+                self._questions.append(question)
+                self._active -= 1
+                self._answer_if_all_wait()
+                while not question.answered:
+                    self._condition.wait()
+            if question.error is not None:
+                raise question.error
+            return question.answer
+
+        return ask
+
+    def leave(self) -> None:
+        """The calling instance is done."""
+        with self._condition:
+            self._active -= 1
+            self._answer_if_all_wait()
+
+    def _answer_if_all_wait(self) -> None:
+        if self._active > 0 or not self._questions:
+            return
+        questions, self._questions = self._questions, []
+        for factor in {id(q.factor): q.factor for q in questions}.values():
+            asked = [q for q in questions if q.factor is factor]
+            try:
+                eta_u, eta_v = (
+                    np.stack([q.eta_u for q in asked]),
+                    np.stack([q.eta_v for q in asked]),
+                )
+                for question, answer in zip(asked, factor.call_batch(eta_u, eta_v), strict=True):
+                    question.answer = answer
+            except BaseException as error:
+                for question in asked:
+                    question.error = error
+        for question in questions:
+            question.answered = True
+        self._active = len(questions)
+        self._condition.notify_all()
