@@ -89,7 +89,14 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
     } else {
       T* sums = out + tile.first;
       for (int i = 0; i < tile.rows; ++i) sums[i] = 0;
-      for (int k = 0; k < tile.length; ++k, base += tile.col_stride) {
+      int k = 0;
+      for (; k + 3 < tile.length; k += 4, base += 4 * tile.col_stride) {
+        const T *b1 = base + tile.col_stride, *b2 = b1 + tile.col_stride,
+                *b3 = b2 + tile.col_stride;
+#pragma omp simd
+        for (int i = 0; i < tile.rows; ++i) sums[i] += (base[i] + b1[i]) + (b2[i] + b3[i]);
+      }
+      for (; k < tile.length; ++k, base += tile.col_stride) {
 #pragma omp simd
         for (int i = 0; i < tile.rows; ++i) sums[i] += base[i];
       }
@@ -128,8 +135,9 @@ template <class T>
 FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
 #pragma omp simd
   for (int j = 0; j < z.size; ++j) {
-    const T below = z.data[j] < 1 ? z.data[j] : T(1);
-    mu.data[j] = below > 0 ? below : T(0);
+    // Both comparisons are of z itself: compilers make less of a chain.
+    const T above = z.data[j] > 0 ? z.data[j] : T(0);
+    mu.data[j] = z.data[j] < 1 ? above : T(1);
   }
 }
 
