@@ -258,8 +258,10 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
 }
 
 template <class T>
-void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradients<T>& grads,
                Control& control) {
+  Problem<T> problem = solved;
+  problem.eta_u = {};  // all that matters of the scores is in the sides
   Workspace counter;
   BackwardState<T>().allocate(problem, counter);
   const std::size_t bytes = counter.used();

@@ -126,7 +126,11 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     if (row_side[p.row[r]] == interior) system.active[count++] = r;
   }
   system.count = count;
-  system.build(p, free);
+  if (p.complete) {
+    system.build(p, [=](int j) { return var_side[j] == interior; });
+  } else {
+    system.build(p, free);
+  }
   system.multiply(d.data, rhs);
   const T size = max_abs(Span<const T>(d.first(p.n)));
   const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
