@@ -335,7 +335,7 @@ class CompactSolver {
 
   // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
   // they can be told apart.
-  bool descends(T end_slope, T slope) const {
+  bool descends(T end_slope, T slope) {
     if (end_slope <= 0) return true;
     const T before = dual_value(*p_, now_), after = dual_value(*p_, next_);
     const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(before));

@@ -16,6 +16,7 @@ template <class T>
 struct DualPoint {
   Span<T> x, g;   // (m,) scaled multipliers, gradient
   Span<T> z, mu;  // (n,) reduced scores, marginals
+  T value = 0;    // phi, NaN until `dual_value` is asked for it
 
   void allocate(int rows, int vars, Workspace& ws) {
     x = ws.take<T>(rows);
@@ -149,17 +150,20 @@ FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
   T* g = at.g.data;
 #pragma omp simd
   for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+  at.value = std::numeric_limits<T>::quiet_NaN();
 }
 
 // phi at an evaluated point; h(z) = mu z - mu^2 / 2
 template <class T>
-FACTORMAX_VECTOR T dual_value(const Instance<T>& p, const DualPoint<T>& at) {
+FACTORMAX_VECTOR T dual_value(const Instance<T>& p, DualPoint<T>& at) {
+  if (!std::isnan(at.value)) return at.value;
   T sum = 0;
   const T *z = at.z.data, *mu = at.mu.data;
 #pragma omp simd reduction(+ : sum)
   for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
 #pragma omp simd reduction(+ : sum)
   for (int r = 0; r < p.m; ++r) sum += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
+  at.value = sum;
   return sum;
 }
 
