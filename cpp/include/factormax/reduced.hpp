@@ -1,8 +1,7 @@
 // The reduced system  (A_I J A_I^T) t = r  that both the exact finish and the backward pass solve:
 // I are the rows whose multiplier is strictly inside its bounds, J keeps the free variables.
-// Cholesky inside the envelope where that is small (few rows, or rows that overlap like a chain),
-// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled
-// by 1 / ||a|| throughout.
+// Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain),
+// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
 #pragma once
 
 #include "factormax/instance.hpp"
