@@ -308,7 +308,7 @@ class Callbacks {
   // The first factor whose answer was no structure, and what was wrong with it.
   std::pair<int, int> fault() const {
     for (std::size_t f = 0; f < faults_.size(); ++f) {
-      if (faults_[f].load() > static_cast<int>(factormax::CallbackFault::raised)) {
+      if (faults_[f].load() != static_cast<int>(factormax::CallbackFault::none)) {
         return {static_cast<int>(f), faults_[f].load()};
       }
     }

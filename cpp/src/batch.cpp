@@ -113,11 +113,13 @@ struct Leased {
 };
 
 template <class T>
-double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v) {
+FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v) {
   const T *eta_u = p.eta_u.at(i), *eta_v = p.eta_v.at(i);
   double sum = 0;
+#pragma omp simd reduction(+ : sum)
   for (int j = 0; j < p.num_vars; ++j) {
-    if (mu[j] != 0) sum += double(mu[j]) * (double(eta_u[j]) - 0.5 * double(mu[j]));
+    const double term = double(mu[j]) * (double(eta_u[j]) - 0.5 * double(mu[j]));
+    sum += mu[j] != 0 ? term : 0.0;  // the score may be -inf
   }
   for (int q = 0; q < p.num_scores(); ++q) {
     if (mu_v[q] != 0) sum += double(eta_v[q]) * double(mu_v[q]);
@@ -142,19 +144,27 @@ void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int
 }
 
 template <class T>
-void write_solution(const Problem<T>& p, const Instance<T>& instance,
-                    const StructuredFactors<T>& structured, const DualPoint<T>& at, T error,
-                    Span<T> scratch, std::int64_t i, const Outputs<T>& out) {
+FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& instance,
+                                     const StructuredFactors<T>& structured, const DualPoint<T>& at,
+                                     T error, Span<T> scratch, std::int64_t i,
+                                     const Outputs<T>& out) {
   T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
   std::int8_t* side = out.var_side.at(i);
   classify(p, instance, at, error, scratch, side, out.row_side.at(i));
-  std::fill_n(mu, p.num_vars, T(0));
-  std::fill_n(tau, p.num_dual(), T(0));
-  for (int j = 0; j < instance.n; ++j) {
-    // What counts as clipped is exactly 0 or 1, so that value and gradient have one support.
-    const int v = instance.var[j];
-    const bool free = side[v] == static_cast<std::int8_t>(Side::interior);
-    mu[v] = free ? at.mu[j] : side[v] == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
+  // What counts as clipped is exactly 0 or 1, so that value and gradient have one support.
+  const auto value = [&](int j, std::int8_t where) {
+    const T bound = where == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
+    return where == static_cast<std::int8_t>(Side::interior) ? at.mu.data[j] : bound;
+  };
+  if (instance.complete) {
+#pragma omp simd
+    for (int j = 0; j < instance.n; ++j) mu[j] = value(j, side[j]);
+  } else {
+    std::fill_n(mu, p.num_vars, T(0));
+    for (int j = 0; j < instance.n; ++j) {
+      const int v = instance.var[j];
+      mu[v] = value(j, side[v]);
+    }
   }
   std::fill_n(mu_v + p.num_pairs, p.structured.num_scores, T(0));
   for (int f = 0; f < structured.all().size; ++f) {
@@ -173,6 +183,7 @@ void write_solution(const Problem<T>& p, const Instance<T>& instance,
       if (value > 1 - 16 * eps) value = 1;
     }
   }
+  std::fill_n(tau, p.num_dual(), T(0));
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
   for (int q = 0; q < p.num_pairs; ++q) {
     const PairView<T> pair(p, q);
@@ -288,7 +299,7 @@ class ForwardWorker {
         return control_.fail_for_memory();
       }
       if (!state.structured.any() || state.structured.trouble() != ActiveSetResult::no_room) return;
-      growth_ *= 4;
+      growth_ *= 4;  // ends: no factor needs more structures than variables
       reserve();
     }
   }
@@ -435,8 +446,10 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
 }
 
 template <class T>
-void vjp_batch(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradients<T>& grads,
                Control& control) {
+  Problem<T> problem = solved;
+  problem.eta_u = {};  // all that matters of the scores is in the sides
   const int kinds = problem.structured.count;
   StructureOffsets at;
   int growth = 1;

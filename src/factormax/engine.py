@@ -311,9 +311,9 @@ def _report_backward(
     residual: npt.NDArray[np.float64], dtype: np.dtype[Any], on_failure: str
 ) -> None:
     limit = 1e-7 if dtype == np.float64 else 1e-3
-    if on_failure == "ignore" or residual.size == 0 or residual.max() <= limit:
+    failed = ~(residual <= limit)  # NaN counts
+    if on_failure == "ignore" or not np.count_nonzero(failed):
         return
-    failed = residual > limit
     message = (
         f"The backward system of {int(failed.sum())} of {failed.size} instances was solved only to "
         f"a relative residual of {residual.max():.1e}: their gradients are inexact. Scores in "
@@ -326,7 +326,7 @@ def _report_backward(
 
 def report_failures(raw: RawSolution, on_failure: str, solution: Any = None) -> None:
     """Raises or warns, as asked, if an instance did not converge."""
-    if on_failure == "ignore" or not raw.status.any():  # CONVERGED is 0
+    if on_failure == "ignore" or not np.count_nonzero(raw.status):  # CONVERGED is 0
         return
     failed = raw.status != Status.CONVERGED.code
     codes, counts = np.unique(raw.status[failed], return_counts=True)

@@ -19,8 +19,9 @@ namespace factormax {
 // difference of the score and of what the multipliers take. `at_least` is what the solver knows of
 // its own error besides; error: (n,) is scratch.
 template <class T>
-void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T>& at, T at_least,
-              Span<T> error, std::int8_t* var_side, std::int8_t* row_side) {
+FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
+                               const DualPoint<T>& at, T at_least, Span<T> error,
+                               std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
   const auto lack = [&](int r) {  // of row r, as in the residual
     const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
@@ -38,20 +39,26 @@ void classify(const Problem<T>& problem, const Instance<T>& p, const DualPoint<T
     const T share = missing / std::max(free, 1);
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) error[p.col[k]] += share;
   }
-  std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
-  std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
-  const bool hubs = problem.structured.count > 0;
-  for (int j = 0; j < p.n; ++j) {
-    if (hubs && p.in_hub[j]) {  // its face tells what is free
-      var_side[p.var[j]] = static_cast<std::int8_t>(Side::interior);
-      continue;
-    }
-    const T z = at.z[j] * p.give(j);
+  // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
+  const auto side_of = [&](int j) {
+    const T z = at.z.data[j] * p.give(j), eta = p.eta.data[j], twice = 2 * error.data[j];
     const T margin =
-        std::min(2 * error[j], most) + 8 * eps * (std::fabs(p.eta[j]) + std::fabs(p.eta[j] - z));
-    const Side side = z <= margin ? Side::lower : z >= 1 - margin ? Side::upper : Side::interior;
-    var_side[p.var[j]] = static_cast<std::int8_t>(side);
+        (twice < most ? twice : most) + 8 * eps * (std::fabs(eta) + std::fabs(eta - z));
+    return static_cast<std::int8_t>((z >= 1 - margin && z > margin) - (z <= margin));
+  };
+  if (p.complete) {
+#pragma omp simd
+    for (int j = 0; j < p.n; ++j) var_side[j] = side_of(j);
+  } else {
+    std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
+    for (int j = 0; j < p.n; ++j) var_side[p.var[j]] = side_of(j);
   }
+  if (problem.structured.count > 0) {  // on hubs their faces tell what is free
+    for (int j = 0; j < p.n; ++j) {
+      if (p.in_hub[j]) var_side[p.var[j]] = static_cast<std::int8_t>(Side::interior);
+    }
+  }
+  std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int r = 0; r < p.m; ++r) {
     const T margin =
         std::min(2 * std::max(lack(r), at_least), most) + 8 * eps * (1 + std::fabs(at.x[r]));
@@ -153,7 +160,11 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     if (row_side[p.row[r]] == interior) system.active[count++] = r;
   }
   system.count = count;
-  system.build(p, free);
+  if (p.complete) {
+    system.build(p, [=](int j) { return var_side[j] == interior; });
+  } else {
+    system.build(p, free);
+  }
   system.multiply_box(d.data, rhs);
   if (structured != nullptr) {
     const Span<T> s = system.scratch();

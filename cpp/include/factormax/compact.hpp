@@ -67,9 +67,9 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
-  static constexpr T kPromising = T(5e-3);  // residual at which the finish is first tried
-  static constexpr T kNear = T(5e-3);       // residual below which rounding is thought of
-  static constexpr int kStall = 12;         // passes without gain that mean rounding, near the end
+  static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
+  static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
+  static constexpr int kStall = 12;          // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
@@ -153,7 +153,7 @@ class CompactSolver {
     evaluate_at(now_);
     ++result.iterations;
     T residual = this->residual(now_);
-    T promising = warm ? residual : kPromising;  // where the finish is tried next
+    T promising = warm ? residual : first_promising();  // where the finish is tried next
     T best = residual;
     int last_gain = result.iterations, next_check = result.iterations + 24;
     int fall_back_at = result.iterations + (impatient_ ? 0 : kPatience);
@@ -224,6 +224,15 @@ class CompactSolver {
       residual = this->residual(now_);
     }
     if (result.status != Status::converged && infeasible()) result.status = Status::infeasible;
+  }
+
+  // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is
+  // small. Pairs are many, though, which makes the finish dear.
+  T first_promising() const {
+    if (p_->m == p_->hard) return kPromising;
+    T largest = 1;
+    for (int r = p_->hard; r < p_->m; ++r) largest = std::max(largest, p_->hi[r] * p_->scale[r]);
+    return std::min(kPromising * largest / 2, T(0.25));
   }
 
   // tau = 0, half the bound on soft rows; blocks that share no variable are solved on the spot.
@@ -366,7 +375,7 @@ class CompactSolver {
 
   // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
   // they can be told apart.
-  bool descends(T end_slope, T slope) const {
+  bool descends(T end_slope, T slope) {
     if (end_slope <= 0) return true;
     const T before = dual_value(*p_, now_), after = dual_value(*p_, next_);
     const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(before));
@@ -389,7 +398,7 @@ class CompactSolver {
     for (int r = 0; r < p.m; ++r) {
       const T target = x[r] + alpha * d[r];
       const T above = target < p.lo.data[r] ? p.lo.data[r] : target;
-      const T moved = above > p.hi.data[r] ? p.hi.data[r] : above;
+      const T moved = target > p.hi.data[r] ? p.hi.data[r] : above;
       next_.x.data[r] = moved;
       step_.data[r] = moved - x[r];
       slope += g[r] * step_.data[r];
@@ -463,7 +472,11 @@ class CompactSolver {
     evaluate_at(next_);
     attempted_ = 1;
     const T reached = this->residual(next_);
-    if (!(reached <= tol || reached <= T(1e-3) * residual)) return false;
+    if (!(reached <= tol || reached <= T(1e-3) * residual)) {
+      // Not the end, but it may well be nearer to it: descend from there.
+      if (!(reached <= T(0.9) * residual)) return false;
+      if (!(dual_value(p, next_) < dual_value(p, now_))) return false;
+    }
     std::swap(now_, next_);
     return true;
   }

@@ -16,6 +16,7 @@ template <class T>
 struct DualPoint {
   Span<T> x, g;            // (m,) scaled multipliers, gradient
   Span<T> z, mu;           // (n,) reduced scores, marginals
+  T value = 0;             // phi, NaN until `dual_value` is asked for it
   T extra = 0;             // of phi: the scores of the structured factors, and the links
   std::int64_t stamp = 0;  // tells apart the evaluations of structured factors
 
@@ -92,7 +93,14 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
     } else {
       T* sums = out + tile.first;
       for (int i = 0; i < tile.rows; ++i) sums[i] = 0;
-      for (int k = 0; k < tile.length; ++k, base += tile.col_stride) {
+      int k = 0;
+      for (; k + 3 < tile.length; k += 4, base += 4 * tile.col_stride) {
+        const T *b1 = base + tile.col_stride, *b2 = b1 + tile.col_stride,
+                *b3 = b2 + tile.col_stride;
+#pragma omp simd
+        for (int i = 0; i < tile.rows; ++i) sums[i] += (base[i] + b1[i]) + (b2[i] + b3[i]);
+      }
+      for (; k < tile.length; ++k, base += tile.col_stride) {
 #pragma omp simd
         for (int i = 0; i < tile.rows; ++i) sums[i] += base[i];
       }
@@ -132,8 +140,9 @@ template <class T>
 FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
 #pragma omp simd
   for (int j = 0; j < z.size; ++j) {
-    const T below = z.data[j] < 1 ? z.data[j] : T(1);
-    mu.data[j] = below > 0 ? below : T(0);
+    // Both comparisons are of z itself: compilers make less of a chain.
+    const T above = z.data[j] > 0 ? z.data[j] : T(0);
+    mu.data[j] = z.data[j] < 1 ? above : T(1);
   }
 }
 
@@ -144,6 +153,7 @@ FACTORMAX_INLINE void row_gradients(const Instance<T>& p, DualPoint<T>& at) {
   T* g = at.g.data;
 #pragma omp simd
   for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+  at.value = std::numeric_limits<T>::quiet_NaN();
 }
 
 template <class T>
@@ -171,7 +181,8 @@ FACTORMAX_VECTOR void evaluate_rows(const Instance<T>& p, DualPoint<T>& at) {
 
 // phi at an evaluated point; h(z) = mu z - w mu^2 / 2
 template <class T>
-FACTORMAX_VECTOR T dual_value(const Instance<T>& p, const DualPoint<T>& at) {
+FACTORMAX_VECTOR T dual_value(const Instance<T>& p, DualPoint<T>& at) {
+  if (!std::isnan(at.value)) return at.value;
   T sum = at.extra;
   const T *z = at.z.data, *mu = at.mu.data;
   if (p.weighted()) {
@@ -182,6 +193,7 @@ FACTORMAX_VECTOR T dual_value(const Instance<T>& p, const DualPoint<T>& at) {
   }
 #pragma omp simd reduction(+ : sum)
   for (int r = 0; r < p.m; ++r) sum += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
+  at.value = sum;
   return sum;
 }
 

@@ -128,20 +128,21 @@ struct Instance {
   }
 
  private:
-  // Returns whether all are there.
+  // Returns whether all are there. Without scores they are taken as 0.
   bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
     if (mask == nullptr && keep_all(eta_u, num_vars)) return true;
     n = 0;
     largest_score = top_score = 0;
     for (int j = 0; j < num_vars; ++j) {
+      const T score = eta_u == nullptr ? T(0) : eta_u[j];
       const bool present =
-          (mask == nullptr || mask[j] != 0) && eta_u[j] != -std::numeric_limits<T>::infinity();
+          (mask == nullptr || mask[j] != 0) && score != -std::numeric_limits<T>::infinity();
       new_var[j] = present ? n : -1;
       if (present) {
         var[n] = j;
-        eta[n] = eta_u[j];
-        largest_score = std::max(largest_score, std::fabs(eta_u[j]));
-        top_score = std::max(top_score, eta_u[j]);
+        eta[n] = score;
+        largest_score = std::max(largest_score, std::fabs(score));
+        top_score = std::max(top_score, score);
         ++n;
       }
     }
@@ -149,20 +150,30 @@ struct Instance {
   }
 
   bool keep_all(const T* eta_u, int num_vars) {
+    if (eta_u == nullptr) {
+      top_score = largest_score = 0;
+      fill(eta.first(num_vars), T(0));
+    } else if (!keep_scores(eta_u, num_vars)) {
+      return false;
+    }
+    if (prepared_) return true;  // the indices stand as they were
+    n = num_vars;
+    for (int j = 0; j < n; ++j) var[j] = new_var[j] = j;
+    return true;
+  }
+
+  // Returns whether they are all finite.
+  FACTORMAX_VECTOR bool keep_scores(const T* eta_u, int num_vars) {
     T top = 0, bottom = 0;
 #pragma omp simd reduction(max : top) reduction(min : bottom)
     for (int j = 0; j < num_vars; ++j) {
       top = eta_u[j] > top ? eta_u[j] : top;
       bottom = eta_u[j] < bottom ? eta_u[j] : bottom;
+      eta.data[j] = eta_u[j];
     }
     top_score = top;
     largest_score = std::max(top, -bottom);
-    if (!(largest_score <= std::numeric_limits<T>::max())) return false;
-    std::copy(eta_u, eta_u + num_vars, eta.data);
-    if (prepared_) return true;  // the indices stand as they were
-    n = num_vars;
-    for (int j = 0; j < n; ++j) var[j] = new_var[j] = j;
-    return true;
+    return largest_score <= std::numeric_limits<T>::max();
   }
 
   void transpose() {

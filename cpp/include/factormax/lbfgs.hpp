@@ -14,11 +14,11 @@ class Lbfgs {
   // memory: steps remembered, at most kMost.
   void allocate(int rows, int memory, Workspace& ws) {
     memory_ = memory;
-    for (int i = 0; i < memory_; ++i) {
-      s_[i] = ws.take<T>(rows);
-      y_[i] = ws.take<T>(rows);
-      cut_s_[i] = ws.take<T>(rows);
-      cut_y_[i] = ws.take<T>(rows);
+    for (Step* steps : {whole_, cut_}) {
+      for (int i = 0; i < memory_; ++i) {
+        steps[i].s = ws.take<T>(rows);
+        steps[i].y = ws.take<T>(rows);
+      }
     }
     cut_d_ = ws.take<T>(rows);
     cut_to_ = ws.take<std::int32_t>(rows);
@@ -36,7 +36,7 @@ class Lbfgs {
   FACTORMAX_VECTOR void push(Span<const T> x0, Span<const T> g0, Span<const T> x1,
                              Span<const T> g1) {
     T sy = 0, ss = 0, yy = 0;
-    T *s = s_[head_].data, *y = y_[head_].data;
+    T *s = whole_[head_].s.data, *y = whole_[head_].y.data;
 #pragma omp simd reduction(+ : sy, ss, yy)
     for (int i = 0; i < rows_; ++i) {
       s[i] = x1.data[i] - x0.data[i];
@@ -49,6 +49,8 @@ class Lbfgs {
       count_ = std::min(count_, memory_ - 1);  // the oldest is overwritten
       return;
     }
+    whole_[head_].sy = sy;
+    whole_[head_].yy = yy;
     is_cut_[head_] = false;
     head_ = (head_ + 1) % memory_;
     count_ = std::min(count_ + 1, memory_);
@@ -58,7 +60,7 @@ class Lbfgs {
   void direction(Span<const T> g, Span<const std::int32_t> free, Span<T> d) {
     if (free.size == rows_) {
       for (int i = 0; i < rows_; ++i) d[i] = -g[i];
-      two_loop(s_, y_, d);
+      two_loop(whole_, d);
       return;
     }
     const Span<T> cut = cut_d_.first(free.size);
@@ -72,53 +74,62 @@ class Lbfgs {
       const int i = recent(a);
       if (is_cut_[i]) continue;
       is_cut_[i] = true;
-      const T *s = s_[i].data, *y = y_[i].data;
-      for (int k = 0; k < free.size; ++k) {
-        cut_s_[i].data[k] = s[free[k]];
-        cut_y_[i].data[k] = y[free[k]];
-      }
+      cut_down(whole_[i], free, cut_[i]);
     }
-    two_loop(cut_s_, cut_y_, cut);
+    two_loop(cut_, cut);
     fill(d, T(0));
     for (int k = 0; k < free.size; ++k) d[free[k]] = cut[k];
   }
 
  private:
+  struct Step {
+    Span<T> s, y;      // of the unknowns, of the gradient
+    T sy = 0, yy = 0;  // products of the two
+  };
+
   int recent(int age) const { return (head_ - 1 - age + 2 * memory_) % memory_; }
 
-  FACTORMAX_VECTOR void two_loop(const Span<T>* s_all, const Span<T>* y_all, Span<T> q) const {
+  FACTORMAX_VECTOR static void cut_down(const Step& whole, Span<const std::int32_t> free,
+                                        Step& cut) {
+    const T *s = whole.s.data, *y = whole.y.data;
+    T sy = 0, yy = 0;
+#pragma omp simd reduction(+ : sy, yy)
+    for (int k = 0; k < free.size; ++k) {
+      const T s_k = s[free.data[k]], y_k = y[free.data[k]];
+      cut.s.data[k] = s_k;
+      cut.y.data[k] = y_k;
+      sy += s_k * y_k;
+      yy += y_k * y_k;
+    }
+    cut.sy = sy;
+    cut.yy = yy;
+  }
+
+  FACTORMAX_VECTOR void two_loop(const Step* steps, Span<T> q) const {
     T alpha[kMost], rho[kMost];
     T gamma = 1;
     bool scaled = false;
     for (int a = 0; a < count_; ++a) {  // newest first
       const int i = recent(a);
-      const T *s = s_all[i].data, *y = y_all[i].data;
-      T sy = 0, yy = 0, sq = 0;
-#pragma omp simd reduction(+ : sy, yy, sq)
-      for (int k = 0; k < q.size; ++k) {
-        sy += s[k] * y[k];
-        yy += y[k] * y[k];
-        sq += s[k] * q.data[k];
-      }
-      rho[i] = sy > std::numeric_limits<T>::epsilon() * yy ? 1 / sy : T(0);
+      const Step& step = steps[i];
+      rho[i] = step.sy > std::numeric_limits<T>::epsilon() * step.yy ? 1 / step.sy : T(0);
       if (rho[i] == 0) continue;
-      if (!scaled) gamma = sy / yy;
+      if (!scaled) gamma = step.sy / step.yy;
       scaled = true;
-      alpha[i] = rho[i] * sq;
-      axpy(-alpha[i], Span<const T>{y, q.size}, q);
+      alpha[i] = rho[i] * dot(Span<const T>{step.s.data, q.size}, Span<const T>(q));
+      axpy(-alpha[i], Span<const T>{step.y.data, q.size}, q);
     }
 #pragma omp simd
     for (int k = 0; k < q.size; ++k) q.data[k] *= gamma;
     for (int a = count_ - 1; a >= 0; --a) {  // oldest first
       const int i = recent(a);
       if (rho[i] == 0) continue;
-      const T yq = dot(Span<const T>{y_all[i].data, q.size}, Span<const T>(q));
-      axpy(alpha[i] - rho[i] * yq, Span<const T>{s_all[i].data, q.size}, q);
+      const T yq = dot(Span<const T>{steps[i].y.data, q.size}, Span<const T>(q));
+      axpy(alpha[i] - rho[i] * yq, Span<const T>{steps[i].s.data, q.size}, q);
     }
   }
 
-  Span<T> s_[kMost], y_[kMost];          // (rows,)
-  Span<T> cut_s_[kMost], cut_y_[kMost];  // (free,)
+  Step whole_[kMost], cut_[kMost];  // over all rows, over the free ones
   Span<T> cut_d_;
   Span<std::int32_t> cut_to_;  // the free unknowns they are cut down to,
   bool is_cut_[kMost] = {};    // those that are

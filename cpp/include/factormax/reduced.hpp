@@ -1,9 +1,8 @@
 // The reduced system  (A_I J A_I^T + J_links) t = r  that both the exact finish and the backward
 // pass solve: I are the rows whose multiplier is strictly inside its bounds; J keeps the free
 // variables of the box, and is M Q M^T on a structured factor.
-// Cholesky inside the envelope where that is small (few rows, or rows that overlap like a chain),
-// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled
-// by 1 / ||a|| throughout.
+// Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain),
+// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
 #pragma once
 
 #include "factormax/structured/structured.hpp"
@@ -39,7 +38,10 @@ class ReducedSystem {
     matrix_ = ws.take<T>(std::max(dense * dense, std::int64_t(4) * rows));
     inverse_ = ws.take<T>(rows);
     first_ = ws.take<std::int32_t>(rows);
-    offset_ = ws.take<std::int32_t>(rows + 1);
+    offset_ = ws.take<std::int32_t>(rows);
+    last_ = ws.take<std::int32_t>(rows);
+    touched_ = ws.take<std::int32_t>(rows + 1);
+    column_ = ws.take<T>(rows);
     if (structured == nullptr) return;
     root_ = ws.take<T>(p.num_vars);
     hub_ptr_ = ws.take<std::int32_t>(rows + 1);
@@ -63,11 +65,16 @@ class ReducedSystem {
     // A_I J, column by column.
     num_free_ = 0;
     ptr_[0] = 0;
-    int e = 0;
+    int e = 0, found = 0;
+    for (int j = 0; j < p.n; ++j) {  // without a branch: which are free is hard to foresee
+      var_[found] = j;
+      found += free(j);
+    }
     const bool hubs = structured_ != nullptr;
     weighted_ = p.weighted();
-    for (int j = 0; j < p.n; ++j) {
-      if (!free(j) || (hubs && p.in_hub[j])) continue;
+    for (int f = 0; f < found; ++f) {
+      const int j = var_[f];
+      if (hubs && p.in_hub[j]) continue;
       const T root = weighted_ ? std::sqrt(p.give(j)) : T(1);
       for (int k = p.var_ptr[j]; k < p.var_ptr[j + 1]; ++k) {
         const int r = p.var_row[k];
@@ -97,11 +104,17 @@ class ReducedSystem {
       row_[k] = position_[row_[k]];
       diagonal_[row_[k]] += coef_[k] * coef_[k];
     }
-    direct_ = hubs ? full_envelope() : find_envelope();
-    if (hubs && !direct_) guess_diagonal(p);
+    if (hubs) {
+      direct_ = full_envelope();
+      if (!direct_) guess_diagonal();
+    } else {
+      // With many more rows than free variables the matrix is singular, and conjugate gradients end
+      // after as many steps as there are variables.
+      direct_ = (count <= kSmall || count <= 2 * num_free_) && find_envelope();
+    }
     if (direct_) {
       assemble();
-      if (hubs) add_structured(p);
+      if (hubs) add_structured();
       factorise();
     }
   }
@@ -165,14 +178,16 @@ class ReducedSystem {
   int position(int r) const { return position_[r]; }
 
  private:
+  static constexpr int kSmall = 64;  // rows of a matrix that is cheap to factorise, singular or not
+
   static constexpr T ridge() { return std::numeric_limits<T>::digits > 24 ? T(1e-9) : T(1e-6); }
 
   // Entry j of row i, first_[i] <= j <= i, is matrix_row(i)[j].
-  T* matrix_row(int i) const { return matrix_.data + offset_[i] - first_[i]; }
+  T* matrix_row(int i) const { return matrix_.data + offset_.data[i]; }
 
   // Where each row of the matrix begins; whether they all fit.
   bool find_envelope() {
-    for (int i = 0; i < count; ++i) first_[i] = i;
+    for (int i = 0; i < count; ++i) first_[i] = last_[i] = i;
     for (int f = 0; f < num_free_; ++f) {
       std::int32_t least = count;
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) least = std::min(least, row_[k]);
@@ -181,11 +196,15 @@ class ReducedSystem {
     }
     std::int64_t size = 0;
     for (int i = 0; i < count; ++i) {
-      offset_[i] = static_cast<std::int32_t>(size);
+      offset_[i] = static_cast<std::int32_t>(size) - first_[i];
       size += i - first_[i] + 1;
       if (size > matrix_.size) return false;
     }
-    offset_[count] = static_cast<std::int32_t>(size);
+    size_ = static_cast<int>(size);
+    lead_ = 0;
+    while (lead_ < count && first_[lead_] == lead_) ++lead_;
+    for (int i = 0; i < count; ++i) last_[first_[i]] = i;
+    for (int i = 1; i < count; ++i) last_[i] = std::max(last_[i], last_[i - 1]);
     return true;
   }
 
@@ -201,7 +220,7 @@ class ReducedSystem {
   }
 
   void assemble() {
-    fill(matrix_.first(offset_[count]), T(0));
+    fill(matrix_.first(size_), T(0));
     for (int f = 0; f < num_free_; ++f) {
       for (int a = ptr_[f]; a < ptr_[f + 1]; ++a) {
         for (int b = ptr_[f]; b < ptr_[f + 1]; ++b) {
@@ -211,42 +230,54 @@ class ReducedSystem {
     }
   }
 
-  // Cholesky of the lower triangle, in place, row by row, inside the envelope of each row.
+  // The factors L D L^T of the lower triangle, in place, column by column: what a column takes from
+  // the rest is sparse to begin with, like all that the rows of a matching take from its columns.
+  // On and above the diagonal L is not stored; D is in inverse_.
   FACTORMAX_VECTOR void factorise() {
     T trace = 0;
     for (int i = 0; i < count; ++i) trace += diagonal_[i];
     const T shift = ridge() * trace / std::max(count, 1);
+    const std::int32_t *first = first_.data, *last = last_.data;
+    std::int32_t* touched = touched_.data;  // rows of the column that are not 0
+    T* column = column_.data;               // its entries there, 0 elsewhere
     for (int i = 0; i < count; ++i) {
-      T* row_i = matrix_row(i);
-      row_i[i] += shift;
-      const int first = first_[i];
-      for (int j = first; j < i; ++j) {
-        const T* row_j = matrix_row(j);
-        const int begin = first_.data[j] > first ? first_.data[j] : first;
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int k = begin; k < j; ++k) sum += row_i[k] * row_j[k];
-        row_i[j] = (row_i[j] - sum) * inverse_.data[j];
+      matrix_row(i)[i] += shift;
+      column[i] = 0;
+    }
+    for (int j = 0; j < count; ++j) {
+      const T inverse = 1 / std::max(matrix_row(j)[j], shift / 2);
+      inverse_.data[j] = inverse;
+      int size = 0;
+      for (int i = std::max(j + 1, lead_); i <= last[j]; ++i) {
+        touched[size] = i;
+        // Left of its first entry a row reads as the one before: no harm, and no branch.
+        size += (first[i] <= j) & (matrix_row(i)[j] != 0);
       }
-      T squares = 0;
-#pragma omp simd reduction(+ : squares)
-      for (int k = first; k < i; ++k) squares += row_i[k] * row_i[k];
-      row_i[i] = std::sqrt(std::max(row_i[i] - squares, shift / 2));
-      inverse_[i] = 1 / row_i[i];
+      for (int a = 0; a < size; ++a) column[touched[a]] = matrix_row(touched[a])[j] * inverse;
+      const int begin = touched[0];
+      for (int a = 0; a < size; ++a) {
+        const int i = touched[a];
+        T* row = matrix_row(i);
+        const T entry = row[j];
+        row[j] = column[i];
+#pragma omp simd
+        for (int k = begin; k <= i; ++k) row[k] -= entry * column[k];
+      }
+      for (int a = 0; a < size; ++a) column[touched[a]] = 0;
     }
   }
 
-  FACTORMAX_VECTOR void cholesky_solve(Span<T> b) const {
-    for (int i = 0; i < count; ++i) {
+  FACTORMAX_VECTOR void ldl_solve(Span<T> b) const {
+    for (int i = lead_; i < count; ++i) {
       const T* row = matrix_row(i);
       T sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int k = first_[i]; k < i; ++k) sum += row[k] * b.data[k];
-      b[i] = (b[i] - sum) * inverse_[i];
+      b[i] -= sum;
     }
-    for (int i = count - 1; i >= 0; --i) {
+    for (int i = 0; i < count; ++i) b[i] *= inverse_[i];
+    for (int i = count - 1; i >= lead_; --i) {
       const T* row = matrix_row(i);
-      b[i] *= inverse_[i];
       const int first = first_[i];
       axpy(-b[i], Span<const T>{row + first, i - first}, Span<T>{b.data + first, i - first});
     }
@@ -258,7 +289,7 @@ class ReducedSystem {
     fill(solution.first(count), T(0));
     T size = 0;
     for (int refinement = 0; refinement < 3; ++refinement) {
-      cholesky_solve(residual);
+      ldl_solve(residual);
       axpy(T(1), Span<const T>(residual), solution.first(count));
       apply(solution.first(count), product_.first(count));
       T sum = 0;
@@ -290,7 +321,8 @@ class ReducedSystem {
     }
     copy(t, best);
     T least = max_abs(Span<const T>(r));
-    const int limit = std::min(2 * count + 50, most_steps), patience = 25 + count / 4;
+    const int rank = structured_ == nullptr ? std::min(count, num_free_) : count;
+    const int limit = std::min(2 * rank + 50, most_steps), patience = 25 + count / 4;
     for (int step = 0, since = 0; step < limit && since < patience && least > goal; ++step) {
       if (control != nullptr && step % 8 == 0 && control->stopped(may_poll)) break;
       apply(d, q);
@@ -382,13 +414,15 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) {
       first_[i] = 0;
       offset_[i] = i * (i + 1) / 2;
+      last_[i] = count - 1;
     }
-    offset_[count] = count * (count + 1) / 2;
+    lead_ = std::min(count, 1);
+    size_ = count * (count + 1) / 2;
     return true;
   }
 
   // The diagonal is only a preconditioner where the matrix is not formed.
-  void guess_diagonal(const Instance<T>&) {
+  void guess_diagonal() {
     for (int i = 0; i < count; ++i) {
       for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
         diagonal_[i] += hub_coef_[e] * hub_coef_[e] / 2;
@@ -398,7 +432,7 @@ class ReducedSystem {
   }
 
   // The matrix of the structured factors: with B = (I - ee^T) L^-1 M^T A_I^T, B^T B.
-  void add_structured(const Instance<T>&) {
+  void add_structured() {
     for (int f = 0; f < structured_->all().size; ++f) {
       StructuredFactor& factor = structured_->all()[f];
       if (!factor.present || factor.set.is_vertex()) continue;
@@ -479,7 +513,7 @@ class ReducedSystem {
     }
     if (kept == count) return;
     count = kept;
-    offset_[count] = count * (count + 1) / 2;
+    full_envelope();
     for (int k = 0; k < ptr_[num_free_]; ++k) row_[k] = place[row_[k]];  // none of these is rigid
   }
 
@@ -505,7 +539,11 @@ class ReducedSystem {
   Span<std::int32_t> var_, ptr_, row_;  // A_I J by columns: free variables, their entries
   Span<T> coef_;
   Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, inverse_;
-  Span<std::int32_t> first_, offset_;  // the envelope
+  Span<std::int32_t> first_, last_;  // the envelope: where a row begins, and a column ends
+  Span<std::int32_t> offset_;        // of a row's column 0 in matrix_, were it there
+  int size_ = 0, lead_ = 0;          // entries of it; so many rows in front share no variable
+  Span<std::int32_t> touched_;       // while factorising: the rows of a column that are not 0,
+  Span<T> column_;                   // and the column
 };
 
 }  // namespace factormax

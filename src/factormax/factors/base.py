@@ -137,7 +137,7 @@ class BaseFactor:
         else:
             parts = [self._rows_along(u, axis) for u in given]
             self.group_shape = _drop_axes(given[0].index.shape, axis)
-            if any(_drop_axes(u.index.shape, axis) != self.group_shape for u in given):
+            if any(_drop_axes(u.index.shape, axis) != self.group_shape for u in given[1:]):
                 raise ShapeError(
                     f"{self.name}: with axis={axis} the variables must agree in shape but for "
                     f"that axis, got {[u.shape for u in given]}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -17,6 +18,9 @@ from factormax.factors.structured import CALLBACK, StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["Factor"]
+
+# Nothing else: ctypes casts a text to an address, too.
+_FUNCTION_POINTERS: Any = (ctypes._CFuncPtr, ctypes.c_void_p)  # type: ignore[attr-defined]
 
 Structure = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
@@ -70,6 +74,8 @@ class Factor(StructuredFactor):
         self.oracle = CALLBACK
         self.oracle_shape = (self.num_scores,)
         self.slots = self.index.size
+        if native_map is not None:
+            _address_of(self.name, native_map)  # raises if it is none
         self.native_map = native_map
         self.native_data = native_data
         if native_map is None and type(self).map is Factor.map and not self._has_map_batch():
@@ -184,13 +190,8 @@ class Factor(StructuredFactor):
 def _address_of(name: str, function: Any) -> int:
     """The address of a numba cfunc, a ctypes function pointer, or an address itself."""
     address = getattr(function, "address", function)
-    if not isinstance(address, int):
-        import ctypes
-
-        try:
-            address = ctypes.cast(function, ctypes.c_void_p).value
-        except ctypes.ArgumentError:
-            address = None
+    if isinstance(address, _FUNCTION_POINTERS):
+        address = ctypes.cast(address, ctypes.c_void_p).value
     if not isinstance(address, int) or isinstance(address, bool) or address == 0:
         raise GraphError(
             f"{name}: native_map must be a numba.cfunc, a ctypes function pointer or an address, "

@@ -78,8 +78,9 @@ class ActiveSet {
     if (count == 0) {
       const ActiveSetResult first = ask(oracle, x, eta_v);
       if (first != ActiveSetResult::solved) return first;
-      theta_[0] = score(0, x, eta_v);
-      append(theta_[0]);
+      shift_ = score(0, x, eta_v);
+      theta_[0] = 0;
+      append(0);
       p[0] = 1;
     } else {
       set_scores(x, eta_v);
@@ -98,7 +99,7 @@ class ActiveSet {
       if (asked != ActiveSetResult::solved) return asked;
       const double reduced = score(count, residual_.data, eta_v);
       const double gap = reduced - tau();
-      const double size = 1 + std::fabs(theta_[0]);
+      const double size = 1 + std::fabs(shift_);
       if (gap <= kGap * size) return ActiveSetResult::solved;
       if (gap <= 1e-9 * size) {
         // So close that the error of p itself may be what is left.
@@ -111,8 +112,8 @@ class ActiveSet {
           return ActiveSetResult::solved;
         }
       }
-      if (count == shape_.capacity) return ActiveSetResult::no_room;
-      theta_[count] = score(count, x, eta_v);
+      if (is_full()) return ActiveSetResult::no_room;
+      theta_[count] = score(count, x, eta_v) - shift_;
       if (append(theta_[count])) {
         p[count - 1] = 0;
       } else if (gap <= 1e-9 * size) {
@@ -131,11 +132,11 @@ class ActiveSet {
   // needs that, the solution does not. After `solve` with the same arguments. docs/math.md (53).
   ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, const double* v) {
     if (count == 1) return ActiveSetResult::solved;  // a vertex
-    const double size = 1 + std::fabs(theta_[0]);
+    const double size = 1 + std::fabs(shift_);
     bool near_by = false;  // a probe found a structure that is not of the face
     for (int j = 0; j < shape_.vars; ++j) residual_[j] = x[j] - w_[j] * v[j];
     std::uint64_t state = 0x9E3779B97F4A7C15u;
-    for (bool found = true; found;) {
+    for (bool found = true; found && count <= shape_.vars;) {
       // r = r0 - W M Q M^T r0 has the same product with all structures at hand.
       for (int j = 0; j < shape_.vars; ++j) {
         state = state * 6364136223846793005u + 1442695040888963407u;
@@ -159,8 +160,8 @@ class ActiveSet {
         const double gap = tau() - score(count, residual_.data, eta_v);
         near_by |= gap > kFace * size;
         if (gap > kFace * size) continue;
-        if (count == shape_.capacity) return ActiveSetResult::no_room;
-        theta_[count] = score(count, x, eta_v);
+        if (is_full()) return ActiveSetResult::no_room;
+        theta_[count] = score(count, x, eta_v) - shift_;
         found = append(theta_[count]);
         if (found) break;
         // Both far probes stayed on the face, so nothing hides in its neighbourhood.
@@ -228,6 +229,10 @@ class ActiveSet {
 
   // c <- Q c,  Q = Z - Z11^TZ / (1^TZ1),  Z = (LL^T)^-1
   FACTORMAX_VECTOR void project(Span<double> c) const {
+    if (is_vertex()) {
+      fill(c.first(count), 0.0);
+      return;
+    }
     half_project(c);
     back_substitute(c.data);
   }
@@ -261,15 +266,19 @@ class ActiveSet {
   static constexpr double kFace = 1e-10;
   static constexpr double kRounding = 1e-15;
 
+  // Whether one more would need more memory; of d + 1 structures no other is independent.
+  bool is_full() const { return count == shape_.capacity && count <= shape_.vars; }
+
   double* row(int i) const { return factor_.data + std::int64_t(i) * (i + 1) / 2; }
 
+  // What all structures at hand score, less the quadratic: the multiplier of 1^T p = 1.
   double tau() const {
     double along = 0, norm = 0;
     for (int i = 0; i < count; ++i) {
       along += ones_[i] * y_[i];
       norm += ones_[i] * ones_[i];
     }
-    return 1 - (1 - along) / norm;
+    return shift_ + 1 - (1 - along) / norm;
   }
 
   // The best structure goes to place `count`.
@@ -356,7 +365,8 @@ class ActiveSet {
       value += r[i] * y_[i];
     }
     const double rest = own - squares;
-    if (rest <= kDependent * own && !force) return false;
+    const bool dependent = rest <= kDependent * own || k > shape_.vars;
+    if (dependent && !force) return false;
     r[k] = std::sqrt(std::max(rest, kDependent * own));
     inverse_[k] = 1 / r[k];
     ones_[k] = (1 - along) * inverse_[k];
@@ -401,8 +411,9 @@ class ActiveSet {
 
   // New scores for the structures at hand.
   FACTORMAX_VECTOR void set_scores(const double* x, const double* eta_v) {
+    shift_ = score(0, x, eta_v);
     for (int i = 0; i < count; ++i) {
-      theta_[i] = score(i, x, eta_v);
+      theta_[i] = score(i, x, eta_v) - shift_;
       y_[i] = (theta_[i] - dot_row(i, y_.data)) * inverse_[i];
     }
   }
@@ -423,7 +434,7 @@ class ActiveSet {
         }
       }
       if (drop < 0) {
-        for (int i = 0; i < count; ++i) p[i] = std::max(target_[i], 0.0);
+        accept();
         return true;
       }
       for (int i = 0; i < count; ++i) p[i] = std::max(p[i] + step * (target_[i] - p[i]), 0.0);
@@ -431,11 +442,18 @@ class ActiveSet {
       remove(drop);
       if (fresh && newest && step == 0) {
         aim();
-        for (int i = 0; i < count; ++i) p[i] = std::max(target_[i], 0.0);
+        accept();
         return false;
       }
       fresh = fresh && !newest && step == 0;
     }
+  }
+
+  // p = target, but for its rounding.
+  void accept() {
+    double sum = 0;
+    for (int i = 0; i < count; ++i) sum += p[i] = std::max(target_[i], 0.0);
+    for (int i = 0; i < count; ++i) p[i] /= sum;
   }
 
   // target = Z (theta + c 1), with c such that it sums to 1: the optimum without p >= 0.
@@ -506,7 +524,8 @@ class ActiveSet {
   Span<std::int32_t> on_, features_;
   Span<double> dense_;
   Span<double> factor_;  // L, row after row
-  Span<double> theta_;   // scores of the structures
+  double shift_ = 0;     // p does not depend on what all scores have in common:
+  Span<double> theta_;   // scores of the structures, less this
   Span<double> y_;       // L^-1 theta
   Span<double> ones_;    // L^-1 1
   Span<double> target_, work_, inverse_, cosine_, sine_;
