@@ -8,6 +8,9 @@ nothing of factormax. A `Problem` is lowered to
 solved by Clarabel and then polished to rounding error: the active rows are identified, the
 equality-constrained problem on them is solved directly, and the answer is accepted only if it
 is feasible and has multipliers of the right sign.
+
+A structured factor (`Structured`) is given by its vertices: it adds their probabilities p to x,
+with M p = mu on its variables, and its own scores earn by its features N p.
 """
 
 from collections.abc import Iterable
@@ -94,12 +97,37 @@ class Term:
         return [x for x in product((0, 1), repeat=d) if MEANING[self.kind](x, self.params)]
 
 
+@dataclass(frozen=True, eq=False)
+class Structured:
+    """A structured factor over `vars`: its structures are the columns of M, with features N."""
+
+    vars: tuple[int, ...]
+    M: np.ndarray  # (d, K)
+    N: np.ndarray  # (s, K)
+    scores: np.ndarray  # (s,); -inf forbids what uses it
+    kind: str = "Structured"
+
+    def __post_init__(self):
+        object.__setattr__(self, "vars", tuple(map(int, self.vars)))
+
+    def without(self, gone) -> "Structured | None":
+        """A variable that is not there is off, and so are those structures that use it."""
+        gone = np.array([gone[j] for j in self.vars], bool)
+        allowed = (self.M[gone] == 0).all(axis=0)
+        allowed &= (self.N[np.isneginf(self.scores)] == 0).all(axis=0)
+        scores = np.where(np.isneginf(self.scores), 0.0, self.scores)
+        kept = tuple(np.array(self.vars)[~gone])
+        return replace(
+            self, vars=kept, M=self.M[~gone][:, allowed], N=self.N[:, allowed], scores=scores
+        )
+
+
 @dataclass(frozen=True)
 class Problem:
     """Scores `eta` of shape (n,), and factors. A score of -inf: the variable is not there."""
 
     eta: np.ndarray
-    terms: tuple[Term, ...] = ()
+    terms: tuple[Term | Structured, ...] = ()
 
     def with_eta(self, eta) -> "Problem":
         return replace(self, eta=np.asarray(eta, float))
@@ -114,6 +142,10 @@ class Problem:
     @property
     def pair_scores(self) -> np.ndarray:
         return np.array([t.scores for t in self.terms if t.kind == "Pair"])
+
+    @property
+    def structured(self) -> list[Structured]:
+        return [t for t in self.terms if t.kind == "Structured"]
 
     def masked(self, mask) -> "Problem":
         return self.with_eta(np.where(mask, self.eta, -np.inf))
@@ -189,7 +221,8 @@ class _RowList:
         return sp.csr_array((self.data, (self.row, self.col)), shape=shape, dtype=float)
 
 
-def _lower(eta: np.ndarray, terms: Iterable[Term]) -> _QP:
+def _lower(eta: np.ndarray, terms: Iterable[Term | Structured]) -> _QP:
+    """Columns: the variables, the pairs, then the probabilities of the structures; terms alike."""
     n = len(eta)
     q = list(eta)
     less, equal = _RowList(), _RowList()
@@ -205,6 +238,15 @@ def _lower(eta: np.ndarray, terms: Iterable[Term]) -> _QP:
             less.add([k, i], [1, -si], bi)
             less.add([k, j], [1, -sj], bj)
             less.add([k, i, j], [-1, si, sj], 1 - bi - bj)
+            continue
+        if term.kind == "Structured":
+            p = range(len(q), len(q) + term.M.shape[1])
+            q.extend(term.scores @ term.N)
+            for k in p:
+                less.add([k], [-1], 0)
+            equal.add(p, np.ones(len(p)), 1)
+            for j, row in zip(term.vars, term.M, strict=True):
+                equal.add([*p, j], [*row, -1.0], 0)
             continue
         flip = np.array(term.neg)
         for a, is_equality, b in rows(term.kind, len(term.vars), term.params):
@@ -255,13 +297,32 @@ def _dual_tol(qp: _QP) -> float:
     return DUAL_TOL + 4e-15 * np.abs(qp.q).max(initial=0.0)
 
 
-def _on_face(qp: _QP, G, A, P, active) -> tuple[np.ndarray, float]:
-    """The minimiser with the active rows as equations, and by how much they contradict."""
-    K, k = np.vstack([A, G[active]]), np.concatenate([qp.b, qp.h[active]])
-    x = np.linalg.lstsq(K, k)[0] if len(k) else np.zeros(len(qp.q))
-    N = null_space(K) if len(k) else np.eye(len(qp.q))
-    x = x + N @ np.linalg.lstsq(N.T @ P @ N, N.T @ (qp.q - P @ x))[0] if N.size else x
-    return x, np.abs(K @ x - k).max(initial=0.0)
+def _on_face(qp: _QP, G, A, P, active, near) -> tuple[np.ndarray, float]:
+    """The minimiser with the active rows as equations, and by how much they contradict.
+
+    Where there are several, as of the probabilities of structures, the one that is near.
+    """
+    # Rows of a single entry fix their column, and there are many.
+    single = (G[active] != 0).sum(axis=1) == 1
+    x = np.array(near, float)
+    fixed = np.zeros(len(x), bool)
+    for row in active[single]:
+        column = np.flatnonzero(G[row])[0]
+        x[column], fixed[column] = qp.h[row] / G[row, column], True
+    rest = active[~single]
+    K, k = np.vstack([A, G[rest]]), np.concatenate([qp.b, qp.h[rest]])
+    k = k - K[:, fixed] @ x[fixed]
+    L, P = K[:, ~fixed], P[np.ix_(~fixed, ~fixed)]
+    y = x[~fixed]
+    y = y - np.linalg.lstsq(L, L @ y - k)[0] if L.size else np.zeros(len(y))
+    N = null_space(L) if L.size else np.eye(len(y))
+    if N.size:
+        curvature, basis = np.linalg.eigh(N.T @ P @ N)
+        N = N @ basis[:, curvature > 1e-11]
+        y = y + N @ (N.T @ (qp.q[~fixed] - P @ y) / curvature[curvature > 1e-11])
+    x[~fixed] = y
+    at = np.concatenate([K @ x - (k + K[:, fixed] @ x[fixed]), G[active] @ x - qp.h[active]])
+    return x, np.abs(at).max(initial=0.0)
 
 
 def _multipliers(qp: _QP, G, A, P, active, x) -> tuple[np.ndarray, float]:
@@ -288,12 +349,13 @@ def _multipliers(qp: _QP, G, A, P, active, x) -> tuple[np.ndarray, float]:
 def _polish(qp: _QP, x: np.ndarray, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """From an approximate solution to the exact one: (x, its active rows)."""
     G, A, P = qp.G.toarray(), qp.A.toarray(), qp.P
+    near = x if len(qp.q) > qp.n else np.zeros(len(x))
     slack = qp.h - G @ x
     guesses = [np.flatnonzero(slack <= tol) for tol in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-8)]
     guesses.insert(1, np.flatnonzero(slack < lam))
     for active in guesses:
         for _ in range(30):
-            y, contradiction = _on_face(qp, G, A, P, active)
+            y, contradiction = _on_face(qp, G, A, P, active, near)
             slack = qp.h - G @ y
             if contradiction > PRIMAL_TOL:  # too many rows: keep those that carry weight
                 weights, _ = _multipliers(qp, G, A, P, active, y)
@@ -328,6 +390,7 @@ class Exact:
     _x: np.ndarray
     _active: np.ndarray | None
     _index: np.ndarray  # where the QP's columns lie in (eta, pair scores)
+    mu_v: tuple[np.ndarray, ...] = ()  # one for each Structured: its expected features
 
     @cached_property
     def kink_distance(self) -> float:
@@ -389,7 +452,7 @@ def solve(problem: Problem, polish: bool = True) -> Exact:
     place = np.cumsum(~gone) - 1
     terms, pair_place, free_pairs = [], [], []
     number_of_pairs = 0
-    for term in problem.terms:
+    for term in sorted(problem.terms, key=lambda t: t.kind == "Structured"):
         kept = term.without(gone)
         if kept is not None and term.kind == "Pair" and term.scores == 0:
             free_pairs.append((number_of_pairs, term))
@@ -412,12 +475,18 @@ def solve(problem: Problem, polish: bool = True) -> Exact:
         x, lam = _interior_point(qp)
         x, active = _polish(qp, x, lam) if polish else (x, None)
         x = np.where(np.abs(x) <= 1e-15, 0.0, x)
-        both[index] = x
+        both[index] = x[: len(index)]
     mu = both[: len(eta)]
+    mu_v, start = [], len(index)
+    for term in terms:
+        if term.kind == "Structured":
+            stop = start + term.M.shape[1]
+            mu_v.append(term.N @ x[start:stop])
+            start = stop
     for k, term in free_pairs:  # a score of exactly 0 leaves mu12 open: the largest, by convention
         both[len(eta) + k] = min(np.where(term.neg, 1 - mu[list(term.vars)], mu[list(term.vars)]))
     objective = float(qp.q @ x - 0.5 * mu @ mu)
-    return Exact(problem, mu, both[len(eta) :], objective, qp, x, active, index)
+    return Exact(problem, mu, both[len(eta) :], objective, qp, x, active, index, tuple(mu_v))
 
 
 def kink_distance(problem: Problem) -> float:

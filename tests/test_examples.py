@@ -1,6 +1,7 @@
 """Every example runs, as a reader would run it, with its settings made small."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_paper_matching():
-    assert run("paper_matching.py").count("tensor(") == 2
+def test_paper_listings():
+    printed = run("paper_listings.py")
+    assert printed.count("tensor(") == 6  # three problems: a solution and a gradient each
+    assert "n=5, constrain=False" in printed and "n=5, constrain=True" in printed
 
 
 def test_batch_with_masks():
@@ -51,6 +54,36 @@ def test_matching_points_without_a_picture(tmp_path):
     assert not picture.exists()
 
 
+def test_rationale_mask(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    printed = run("rationale_mask.py", "--steps", "60", "--output", str(picture))
+    before, after, right = map(int, re.findall(r"(\d+)%", printed))
+    assert before < 60 and after > 90 and right > 90
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_custom_factor():
+    printed = run("custom_factor.py")
+    assert printed.count("made up of") == 2 and "tensor(" in printed
+
+
+def test_tree_structures(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    printed = run("tree_structures.py", "--output", str(picture))
+    probs = re.findall(r"^(\d\.\d+)  She ← saw", printed, re.MULTILINE)
+    assert len(probs) > 1 and sum(map(float, probs)) == pytest.approx(1, abs=0.03)  # two digits
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_example_is_tested():
-    tested = {"paper_matching.py", "batch_with_masks.py", "matching_points.py"}
+    tested = {
+        "batch_with_masks.py",
+        "custom_factor.py",
+        "matching_points.py",
+        "paper_listings.py",
+        "rationale_mask.py",
+        "tree_structures.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

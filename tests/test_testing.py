@@ -1,5 +1,7 @@
 """`check_factor` passes every built-in factor, and notices a broken one."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -28,9 +30,69 @@ CONTRACT = {
 }
 
 
+class TwoOf(fm.Factor):
+    """Exactly two are on; all, where fewer are left."""
+
+    def map(self, eta_u, eta_v):
+        m = np.zeros(eta_u.shape)
+        m[np.argsort(-eta_u, kind="stable")[:2]] = 1
+        return np.where(eta_u == -np.inf, 0, m), []
+
+
+def is_tree(on):
+    """Every word has one head, and leads to a word that hangs from the root."""
+    heads = on.argmax(axis=1)
+    for _ in heads:
+        above = heads[heads]
+        heads = above
+    return (on.sum(axis=1) == 1).all() and np.diag(on)[heads].all()
+
+
+def is_matching(on):
+    return (on.sum(axis=1) == 1).all() and (on.sum(axis=0) <= 1).all()
+
+
+def one_a_row(on):
+    return (on.sum(axis=1) == 1).all()
+
+
+# The shape of u, the factor, and what it allows.
+STRUCTURED = {
+    "DepTree": ((4, 4), lambda u: fm.DepTree(u), is_tree),
+    "Matching": ((3, 4), lambda u: fm.Matching(u), is_matching),
+    "Sequence": (
+        (4, 3),
+        lambda u: fm.Sequence(u, np.zeros((3, 3)), initial=np.zeros(3), final=np.zeros(3)),
+        one_a_row,
+    ),
+    "SequenceBudget": (
+        (6,),
+        lambda u: fm.SequenceBudget(u, np.zeros(5), 3),
+        lambda on: on.sum() <= 3,
+    ),
+    "Table": (
+        (5,),
+        lambda u: fm.Table([u[:2], u[2:]], np.zeros((2, 3))),
+        lambda on: on[:2].sum() == on[2:].sum() == 1,
+    ),
+    "Factor": ((5,), TwoOf, lambda on: on.sum() == 2),
+}
+OTHERS = {
+    "projective": ((4, 4), lambda u: fm.DepTree(u, projective=True), is_tree),
+    "single root": (
+        (4, 4),
+        lambda u: fm.DepTree(u, single_root=True),
+        lambda on: is_tree(on) and np.trace(on) == 1,
+    ),
+    "a slice": ((5, 5), lambda u: fm.Matching(u[:2, 1:4]), is_matching),
+    "one transition": ((5,), lambda u: fm.SequenceBudget(u, 0.0, 2), lambda on: on.sum() <= 2),
+    "transitions a step": ((4, 2), lambda u: fm.Sequence(u, np.zeros((3, 2, 2))), one_a_row),
+    "three groups": ((3, 2), lambda u: fm.Table(u, np.zeros((2, 2, 2))), None),
+}
+
+
 def test_every_factor_is_here():
-    rows = {name for name in factors.__all__ if not getattr(factors, name).structured}
-    assert set(CONTRACT) == rows
+    assert set(CONTRACT) | set(STRUCTURED) == set(factors.__all__)
 
 
 @pytest.mark.parametrize("negate", [False, True])
@@ -42,6 +104,12 @@ def test_builtin(kind, negate):
     if negate and kind not in ("Pair",):
         factor.negated = np.array([[True, False, False, True]])
     check_factor(factor, allowed=allowed)
+
+
+@pytest.mark.parametrize("kind", [*STRUCTURED, *OTHERS])
+def test_structured(kind):
+    shape, make, allowed = (STRUCTURED | OTHERS)[kind]
+    check_factor(make(fm.FactorGraph().variable(shape)), allowed=allowed)
 
 
 class AtMostTwo(LinearFactor):
@@ -72,3 +140,178 @@ def test_a_wrong_gradient_is_noticed(monkeypatch):
     monkeypatch.setattr(engine, "vjp", doubled)
     with pytest.raises(AssertionError, match="by differences"):
         check_factor(fm.Xor(fm.FactorGraph().variable(4)))
+
+
+# Structured factors that are wrong ---------------------------------------------------------------
+
+
+def check(make, d=4, **options):
+    check_factor(make(fm.FactorGraph().variable(d)), **options)
+
+
+class One(fm.Factor):
+    """Exactly one, with a score of its own for each."""
+
+    def map(self, eta_u, eta_v):
+        m = np.zeros(4)
+        m[np.argmax(eta_u + eta_v)] = 1
+        return m, m
+
+
+def scored(kind):
+    return lambda u: kind(u, np.zeros(4))
+
+
+def test_a_factor_with_scores():
+    check(scored(One), allowed=lambda on: on.sum() == 1)
+
+
+def test_a_structure_that_is_not_allowed_is_noticed():
+    with pytest.raises(
+        AssertionError, match=r"One over u: the structure .* is not allowed.*scores"
+    ):
+        check(scored(One), allowed=lambda on: not on[0])
+    with pytest.raises(AssertionError, match="DepTree over u: the structure"):
+        check(fm.DepTree, (3, 3), allowed=lambda on: np.trace(on) == 1)
+
+
+def test_an_oracle_that_is_not_optimal_is_noticed():
+    class Second(One):
+        def map(self, eta_u, eta_v):
+            m = np.zeros(4)
+            order = np.argsort(-(eta_u + eta_v))
+            m[order[1] if eta_u[order[1]] > -np.inf else order[0]] = 1
+            return m, m
+
+    with pytest.raises(AssertionError, match=r"Second over u: map returned .* is worth.*scores"):
+        check(scored(Second))
+
+
+def test_an_oracle_that_is_rarely_wrong_is_noticed():
+    class Greedy(fm.Factor):
+        """A matching, row after row: the best only if the rows do not compete."""
+
+        def map(self, eta_u, eta_v):
+            m, left = np.zeros((3, 3)), eta_u.copy()
+            for i in range(3):
+                j = np.argmax(left[i])
+                if left[i, j] == -np.inf:
+                    return None
+                m[i, j] = 1
+                left[:, j] = -np.inf
+            return m, []
+
+    with pytest.raises(AssertionError, match="Greedy over u: map"):
+        check(Greedy, (3, 3))
+
+
+def test_features_that_do_not_match_are_noticed():
+    class Forgets(One):
+        def map(self, eta_u, eta_v):
+            return super().map(eta_u, eta_v)[0], np.zeros(4)
+
+    class Doubles(One):
+        def map(self, eta_u, eta_v):
+            m, n = super().map(eta_u, eta_v)
+            return m, 2 * n
+
+    for kind in (Forgets, Doubles):
+        with pytest.raises(AssertionError, match=f"{kind.__name__} over u: map returned"):
+            check(scored(kind))
+
+
+def test_an_oracle_that_changes_its_mind_is_noticed():
+    class Fickle(fm.Factor):
+        """Breaks ties as it likes: and there are many."""
+
+        calls = 0
+
+        def map(self, eta_u, eta_v):
+            self.calls += 1
+            m = np.zeros(4)
+            m[int(np.argmax(eta_u[:2]))] = 1
+            m[2 + self.calls % 2] = float(eta_u[2 + self.calls % 2] > -np.inf)
+            return m, []
+
+    with pytest.raises(AssertionError, match=r"Fickle over u: map answers .*, then"):
+        check(Fickle)
+
+
+def test_an_oracle_that_finds_nothing_is_noticed():
+    class Shy(TwoOf):
+        """Gives up where anything is masked."""
+
+        def map(self, eta_u, eta_v):
+            return None if (eta_u == -np.inf).any() else super().map(eta_u, eta_v)
+
+    with pytest.raises(AssertionError, match="Shy over u: map finds nothing, not even"):
+        check(Shy, 5)
+    check(Shy, 5, masks=False)
+
+
+def test_an_oracle_that_ignores_masks_is_noticed():
+    class Blind(fm.Factor):
+        def map(self, eta_u, eta_v):
+            m = np.zeros(4)
+            m[0] = 1
+            return m, []
+
+    with pytest.raises(
+        fm.GraphError, match="Blind over u: map switched on a variable that is mask"
+    ):
+        check(Blind)
+
+
+def test_map_and_map_batch_must_agree():
+    class Apart(TwoOf):
+        def map_batch(self, eta_u, eta_v):
+            answers = [self.map(row, ())[0] for row in -eta_u]
+            return np.where(eta_u == -np.inf, 0, answers), ()
+
+    with pytest.raises(AssertionError, match="Apart over u: map"):
+        check(Apart)
+
+
+def test_native_map_is_asked_too():
+    double, whole = ctypes.POINTER(ctypes.c_double), ctypes.c_int64
+
+    def native(sign):
+        @ctypes.CFUNCTYPE(
+            ctypes.c_int32, double, whole, double, whole, double, double, ctypes.c_void_p, whole
+        )
+        def call(eta_u, d, eta_v, s, m, n, data, instance):
+            present = [j for j in range(d) if eta_u[j] > -np.inf]
+            m[max(present, key=lambda j: sign * eta_u[j])] = 1
+            return 0
+
+        return call
+
+    best, worst = native(1), native(-1)
+    check(lambda u: fm.Factor(u, native_map=best), allowed=lambda on: on.sum() == 1)
+    with pytest.raises(AssertionError, match="Factor over u: native_map returned"):
+        check(lambda u: fm.Factor(u, native_map=worst))
+
+
+def test_a_wrong_gradient_of_a_structured_factor_is_noticed(monkeypatch):
+    from factormax import engine
+
+    honest = engine.vjp
+    monkeypatch.setattr(engine, "vjp", lambda *args: tuple(2 * g for g in honest(*args)))
+    with pytest.raises(AssertionError, match=r"Matching over u: slope .*by differences.*scores"):
+        check(fm.Matching, (2, 3))
+
+
+def test_a_wrong_solution_of_a_structured_factor_is_noticed(monkeypatch):
+    from dataclasses import replace
+
+    from factormax import engine
+
+    honest = engine.solve
+
+    def solve(wiring, numbers, options, warm=None):
+        """Of other scores."""
+        return honest(wiring, replace(numbers, eta_u=0.9 * numbers.eta_u), options, warm)
+
+    monkeypatch.setattr(engine, "solve", solve)
+    with pytest.raises(AssertionError, match="DepTree over u"):
+        check(fm.DepTree, (3, 3))

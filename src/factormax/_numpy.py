@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,12 +152,14 @@ class Solve:
             for f in range(len(self.oracle_slots))
         ]
 
+    def found(self, factor: int) -> tuple[Support, FloatArray]:
+        """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
+        s = self.supports[factor]
+        return s, s.probs.reshape((*self.batch_shape, s.width)).astype(self.raw.mu.dtype)
+
     def probs(self) -> list[FloatArray]:
         """The probabilities of the structures of each structured factor, `(*batch, K)`."""
-        return [
-            s.probs.reshape((*self.batch_shape, s.width)).astype(self.raw.mu.dtype)
-            for s in self.supports
-        ]
+        return [self.found(i)[1] for i in range(len(self.oracle_slots))]
 
     def pull_back(
         self,
@@ -243,8 +245,8 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     values = [v.astype(d) for v, d in zip(task.values(), dtypes, strict=True)]
     factor_values = [np.array(v) for v in task.factor_values()]
     answers = [
-        Answer(s, p, task.batch_shape, f.variable_shape, np.asarray)
-        for f, s, p in zip(structured, task.supports, task.probs(), strict=True)
+        Answer(partial(task.found, i), task.batch_shape, f.variable_shape, np.asarray)
+        for i, f in enumerate(structured)
     ]
     graph.set_answer(
         values,

@@ -76,6 +76,7 @@ class FactorGraph:
         self.tensors: list[VariableTensor] = []
         self.factors: list[BaseFactor] = []
         self.num_variables = 0
+        self._wiring: Wiring | None = None
         self._values: list[Any] | None = None
         self._factor_values: list[tuple[Scores, Any]] = []
         self._structures: list[tuple[StructuredFactor, Any]] = []
@@ -144,6 +145,7 @@ class FactorGraph:
                 if is_tensor(part.given):
                     self._check_library(factor, part.given)
         self.factors.append(factor)
+        self._wiring = None
         return factor
 
     def _default_name(self) -> str:
@@ -156,6 +158,7 @@ class FactorGraph:
         variable = Variable(self, len(self.tensors), index)
         self.tensors.append(VariableTensor(name, shape, start, scores, mask, variable))
         self.num_variables = start + size
+        self._wiring = None
         return variable
 
     def _check_library(self, owner: str | BaseFactor, scores: Any) -> None:
@@ -214,6 +217,11 @@ class FactorGraph:
 
     def wiring(self) -> Wiring:
         """What is in the graph, without the numbers."""
+        if self._wiring is None:
+            self._wiring = self._make_wiring()
+        return self._wiring
+
+    def _make_wiring(self) -> Wiring:
         linked = self._linked()
         entries = [
             f.structured_spec(f in linked) if isinstance(f, StructuredFactor) else f.spec
@@ -324,7 +332,7 @@ class FactorGraph:
             if owner is scores:
                 return value  # type: ignore[no-any-return]
         raise GraphError(
-            f"{scores.factor.name} has no value yet: add it to the graph and call fg.solve() first."
+            f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
         )
 
     def answer_of(self, factor: StructuredFactor) -> Any:
@@ -338,7 +346,7 @@ class FactorGraph:
                     )
                 return answer
         raise GraphError(
-            f"{factor.name} has no structures yet: add it to the graph and call fg.solve() first."
+            f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
         )
 
     def variable_name(self, position: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,24 @@ class Support:
 class Answer:
     """What `structures`, `probs` and `num_structures` of a factor hand out after a query."""
 
-    support: Support
-    probs: Array  # (*batch, K)
+    find: Callable[[], tuple[Support, Array]]  # the support, and its probabilities (*batch, K)
     batch_shape: tuple[int, ...]
     variable_shape: tuple[int, ...]
     wrap: Callable[[Any], Any]  # from NumPy to the caller's library and device
+
+    @cached_property
+    def _found(self) -> tuple[Support, Array]:
+        return self.find()
+
+    @property
+    def support(self) -> Support:
+        """The structures themselves."""
+        return self._found[0]
+
+    @property
+    def probs(self) -> Array:
+        """`(*batch, K)`."""
+        return self._found[1]
 
     def structures(self) -> Array:
         """`(*batch, K, *shape of the variables)`."""

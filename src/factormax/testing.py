@@ -1,14 +1,18 @@
 """The contract every factor keeps, as a function to put a factor through.
 
-`check_factor` compares the fast core with the slow NumPy reference on random scores, and gradients
-with finite differences. All built-in factors pass it; so should a new one.
+`check_factor` compares the fast core with what must hold: for a factor made of rows with the slow
+NumPy reference, for a structured factor with what makes a solution optimal, given the structures
+that its oracle was seen to return. Gradients are compared with finite differences. All built-in
+factors pass it; so should a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +21,18 @@ from factormax import engine, reference
 from factormax.arrays import FloatArray
 from factormax.compiled import Wiring, compile_wiring
 from factormax.engine import Numbers, Options, RawSolution
+from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
+from factormax.factors.factor import Factor
+from factormax.factors.structured import StructuredFactor
+from factormax.status import Status
 
 __all__ = ["check_factor", "dense_problem"]
 
 _EXACT = Options(tol=1e-11, max_iter=20_000, on_failure="ignore")
 _ADMM = Options("admm", tol=1e-9, max_iter=200_000, step_size=3.0, on_failure="ignore")
+
+Matrix = npt.NDArray[np.float64]
 
 
 def check_factor(
@@ -31,38 +41,61 @@ def check_factor(
     allowed: Callable[[npt.NDArray[np.bool_]], bool] | None = None,
     trials: int = 10,
     scales: tuple[float, ...] = (0.1, 1.0, 30.0),
+    masks: bool = True,
     seed: int = 0,
 ) -> None:
     """Raises `AssertionError` unless the factor behaves as a factor must.
 
-    On random scores at several scales, and on random masks: the solution equals that of
-    `factormax.reference`; both methods agree; the instances of a batch are solved as if alone;
-    the gradient equals central differences of the solution, away from kinks.
+    On random scores at several scales, and on random masks:
+
+    - both methods agree; the instances of a batch are solved as if alone; the gradient equals
+      central differences of the solution, away from kinks;
+    - a factor made of rows is solved as by `factormax.reference`;
+    - the oracle of a structured factor gives the same answer when asked again, and a better one
+      than all that it gave to other scores; the solution is made of its structures, and none
+      would improve it.
 
     Args:
-        factor: a factor made of rows, over variables of a graph of its own.
-        allowed: which 0/1 assignments of its variables (in the factor's order, negation undone)
-            satisfy it; if given, exactly those satisfy its rows. For at most 12 variables.
+        factor: over variables of a graph of its own.
+        allowed: which 0/1 assignments satisfy it. Of a factor made of rows it is given the
+            variables in the factor's order, negation undone, and exactly what it allows must
+            satisfy the rows; for at most 12 variables. Of a structured factor it is given every
+            structure, in the shape of the variables.
         trials: how many random scores to try at each scale.
         scales: the standard deviations of the scores.
+        masks: whether to mask variables, too.
         seed: of the random scores.
 
     Example:
-        >>> import factormax as fm
+        >>> import numpy as np, factormax as fm
         >>> from factormax.testing import check_factor
         >>> fg = fm.FactorGraph()
         >>> u = fg.variable(4)
         >>> check_factor(fm.AtMostOne(u), allowed=lambda on: on.sum() <= 1)
+
+        A factor of one's own:
+
+        >>> class Best(fm.Factor):
+        ...     def map(self, eta_u, eta_v):
+        ...         return np.arange(len(eta_u)) == np.argmax(eta_u), []
+        >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
     rng = np.random.default_rng(seed)
-    for scale in scales:
-        numbers = _random_numbers(factor, scale, trials, rng)
+    batches = [_random_numbers(factor, scale, trials, masks, rng) for scale in scales]
+    seen = None
+    if isinstance(factor, StructuredFactor):
+        seen = _Seen(factor, allowed)
+        seen.check_oracle(batches)
+    for numbers in batches:
         raw = engine.solve(_wiring(factor), numbers, _EXACT)
+        if seen is not None:
+            seen.check_solution(numbers, raw)
+        else:
+            _check_reference(factor, numbers, raw)
         _check_batch(factor, numbers, raw)
-        _check_reference(factor, numbers, raw)
         _check_admm(factor, numbers, raw)
         _check_gradient(factor, numbers, raw, rng)
-    if allowed is not None:
+    if allowed is not None and seen is None:
         _check_assignments(factor, allowed)
 
 
@@ -89,65 +122,69 @@ def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.
     return reference.from_compiled(compiled, instance, eta_u, eta_v, mask)
 
 
+# ---- Instances -----------------------------------------------------------------------------------
+
+
 def _wiring(factor: BaseFactor) -> Wiring:
-    return Wiring(factor.graph.num_variables, factor.spec, factor.literals)
+    spec = factor.spec
+    if isinstance(factor, StructuredFactor):
+        spec = factor.structured_spec(linked=False)
+    return Wiring(factor.graph.num_variables, spec, factor.literals)
 
 
 def _random_numbers(
-    factor: BaseFactor, scale: float, trials: int, rng: np.random.Generator
+    factor: BaseFactor, scale: float, trials: int, masks: bool, rng: np.random.Generator
 ) -> Numbers:
-    """Half of the instances whole, half with masks that leave each factor something."""
+    """Half of the instances whole, half with masks that the factor accepts."""
     n = factor.graph.num_variables
-    pairs = len(factor.index) if factor.soft else 0
-    mask = rng.random((trials, n)) < 0.7
-    mask[: (trials + 1) // 2] = True
+    scores = len(factor.index) if factor.soft else 0
+    mask = rng.random((trials, n)) < (0.85 if factor.structured else 0.7)
+    mask[: (trials + 1) // 2 if masks else trials] = True
+    if isinstance(factor, StructuredFactor):
+        scores = factor.num_scores
+        for row in mask:
+            try:
+                factor.check_mask(row[factor.index], factor.oracle_shape)
+            except GraphError:
+                row[:] = True
     params = [p.reshape(-1) for p in factor.params]
     return Numbers(
         scale * rng.standard_normal((trials, n)),
-        scale * rng.standard_normal((trials, pairs)),
+        scale * rng.standard_normal((trials, scores)),
         np.concatenate([np.zeros(0), *params]),
         mask,
+        (factor,) if isinstance(factor, Factor) else (),
     )
 
 
-def _fail(factor: BaseFactor, what: str, numbers: Numbers, instance: int) -> None:
+def _instance(numbers: Numbers, i: int) -> Numbers:
+    mask = None if numbers.mask is None else numbers.mask[i : i + 1]
+    return replace(
+        numbers, eta_u=numbers.eta_u[i : i + 1], eta_v=numbers.eta_v[i : i + 1], mask=mask
+    )
+
+
+def _fail(factor: BaseFactor, what: str, numbers: Numbers, instance: int) -> NoReturn:
     mask = None if numbers.mask is None else numbers.mask[instance]
+    own = f" and {numbers.eta_v[instance]!r}" if numbers.eta_v.shape[1] else ""
     raise AssertionError(
-        f"{factor.kind}: {what}, for scores {numbers.eta_u[instance]!r} with mask {mask!r}."
+        f"{factor.name}: {what}, for scores {numbers.eta_u[instance]!r}{own} with mask {mask!r}."
     )
 
 
-def _instances(raw: RawSolution) -> Iterator[int]:
-    return iter(range(len(raw.mu)))
+# ---- Every factor --------------------------------------------------------------------------------
 
 
 def _check_batch(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
-    for i in _instances(raw):
-        mask = None if numbers.mask is None else numbers.mask[i : i + 1]
-        one = Numbers(numbers.eta_u[i : i + 1], numbers.eta_v[i : i + 1], numbers.params, mask)
-        alone = engine.solve(_wiring(factor), one, _EXACT)
+    for i in range(len(raw.mu)):
+        alone = engine.solve(_wiring(factor), _instance(numbers, i), _EXACT)
         if not np.array_equal(alone.mu[0], raw.mu[i], equal_nan=True):
             _fail(factor, "an instance alone differs from the same in a batch", numbers, i)
 
 
-def _check_reference(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
-    for i in _instances(raw):
-        problem = dense_problem(_wiring(factor), numbers, i)
-        here = numbers.mask[i] if numbers.mask is not None else np.ones(raw.mu.shape[1], bool)
-        exact = np.zeros(raw.mu.shape[1])
-        try:
-            exact[here], _ = reference.solve(problem)
-        except reference.Infeasible:
-            if np.isfinite(raw.mu[i]).all():
-                _fail(factor, "infeasible, but the core found a solution", numbers, i)
-            continue
-        if not np.allclose(raw.mu[i], exact, rtol=0, atol=1e-8):
-            _fail(factor, f"solved as {raw.mu[i]!r}, not {exact!r}", numbers, i)
-
-
 def _check_admm(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
     admm = engine.solve(_wiring(factor), numbers, _ADMM)
-    for i in _instances(raw):
+    for i in range(len(raw.mu)):
         if not np.allclose(admm.mu[i], raw.mu[i], rtol=0, atol=1e-6, equal_nan=True):
             _fail(factor, "the two methods disagree", numbers, i)
 
@@ -164,7 +201,7 @@ def _check_gradient(
     direction = rng.standard_normal(raw.mu.shape), rng.standard_normal(raw.mu_v.shape)
     slopes = [_slope(factor, numbers, direction, grad, grad_v, h) for h in (1e-4, 1e-5)]
     ours = np.sum(grad_u * direction[0], axis=1) + np.sum(grad_s * direction[1], axis=1)
-    for i in _instances(raw):
+    for i in range(len(raw.mu)):
         smooth = np.isfinite(slopes[0][i]) and abs(slopes[0][i] - slopes[1][i]) <= 1e-7
         if smooth and not abs(ours[i] - slopes[1][i]) <= 1e-6:
             _fail(factor, f"slope {ours[i]}, by differences {slopes[1][i]}", numbers, i)
@@ -179,16 +216,33 @@ def _slope(
     h: float,
 ) -> npt.NDArray[np.float64]:
     def loss(t: float) -> Any:
-        moved = Numbers(
-            numbers.eta_u + t * direction[0],
-            numbers.eta_v + t * direction[1],
-            numbers.params,
-            numbers.mask,
+        moved = replace(
+            numbers,
+            eta_u=numbers.eta_u + t * direction[0],
+            eta_v=numbers.eta_v + t * direction[1],
         )
         raw = engine.solve(_wiring(factor), moved, _EXACT)
         return np.sum(raw.mu * grad, axis=1) + np.sum(raw.mu_v * grad_v, axis=1)
 
     return np.asarray((loss(h) - loss(-h)) / (2 * h))
+
+
+# ---- Factors made of rows ------------------------------------------------------------------------
+
+
+def _check_reference(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
+    for i in range(len(raw.mu)):
+        problem = dense_problem(_wiring(factor), numbers, i)
+        here = numbers.mask[i] if numbers.mask is not None else np.ones(raw.mu.shape[1], bool)
+        exact = np.zeros(raw.mu.shape[1])
+        try:
+            exact[here], _ = reference.solve(problem)
+        except reference.Infeasible:
+            if np.isfinite(raw.mu[i]).all():
+                _fail(factor, "infeasible, but the core found a solution", numbers, i)
+            continue
+        if not np.allclose(raw.mu[i], exact, rtol=0, atol=1e-8):
+            _fail(factor, f"solved as {raw.mu[i]!r}, not {exact!r}", numbers, i)
 
 
 def _check_assignments(
@@ -209,3 +263,215 @@ def _check_assignments(
         if holds != wanted:
             verb = "allow" if holds else "forbid"
             raise AssertionError(f"{factor.kind}: its rows {verb} {y.astype(int)!r}.")
+
+
+# ---- Structured factors --------------------------------------------------------------------------
+
+Structure = tuple[Matrix, Matrix]  # assignment (d,) and features (s,)
+Ask = Callable[[Matrix, Matrix], "Structure | None"]
+
+
+class _Seen:
+    """A structured factor, and the structures that its oracle was seen to return.
+
+    A structure scores eta_u · m + eta_v · n. The oracle returns the best; so all others that are
+    known of score no more. At the solution mu, by the conditions of optimality, those that make it
+    up all have the same reduced score, (eta_u − mu) · m + eta_v · n, and no other has a larger one.
+    """
+
+    def __init__(
+        self,
+        factor: StructuredFactor,
+        allowed: Callable[[npt.NDArray[np.bool_]], bool] | None,
+    ) -> None:
+        self.factor = factor
+        self.allowed = allowed
+        self.place = factor.index.reshape(-1)
+        self.assignments: Matrix = np.zeros((0, self.place.size))
+        self.features: Matrix = np.zeros((0, factor.num_scores))
+        self.oracles = _oracles_of(factor)
+
+    def check_oracle(self, batches: list[Numbers]) -> None:
+        """What it answers to random scores."""
+        answers: list[tuple[str, Numbers, int, Structure | None]] = []
+        for numbers in batches:
+            for i in range(len(numbers.eta_u)):
+                eta_u, eta_v, whole = self._scores(numbers, i)
+                for name, ask in self.oracles.items():
+                    answer = self._asked_twice(name, ask, eta_u, eta_v, numbers, i)
+                    answers.append((name, numbers, i, answer))
+                    if answer is not None and whole:
+                        self._add(answer[0][None], answer[1][None], numbers, i)
+        for name, numbers, i, answer in answers:
+            eta_u, eta_v, _ = self._scores(numbers, i)
+            known = self._values(self.assignments, self.features, eta_u, eta_v)
+            best = known.max(initial=-np.inf)
+            if answer is None:
+                if best > -np.inf:
+                    example = self.assignments[known.argmax()]
+                    _fail(self.factor, f"{name} finds nothing, not even {example!r}", numbers, i)
+                continue
+            value = self._values(answer[0][None], answer[1][None], eta_u, eta_v)[0]
+            if best > value + _tolerance(eta_u, eta_v):
+                k = known.argmax()
+                better = f"{self.assignments[k]!r} with features {self.features[k]!r}"
+                what = f"{name} returned {answer[0]!r} with features {answer[1]!r}, worth {value}"
+                _fail(self.factor, f"{what}; but {better} is worth {best}", numbers, i)
+
+    def check_solution(self, numbers: Numbers, raw: RawSolution) -> None:
+        """That it is made of structures, and optimal."""
+        lists = _structures_of(raw, self.factor)
+        for i, (p, m, n) in enumerate(lists):
+            eta_u, eta_v, whole = self._scores(numbers, i)
+            if whole:
+                self._add(m, n, numbers, i)
+            if raw.status[i] == Status.INFEASIBLE.code:
+                known = self._values(self.assignments, self.features, eta_u, eta_v)
+                if known.max(initial=-np.inf) > -np.inf:
+                    _fail(self.factor, "infeasible, but a structure is known", numbers, i)
+                continue
+            if raw.status[i] != Status.CONVERGED.code:
+                status = Status.from_code(int(raw.status[i]))
+                _fail(self.factor, f"not solved: {status.value}", numbers, i)
+            if np.isneginf(eta_u).all():
+                continue  # it is absent
+            mu = raw.mu[i][self.place]
+            if (p < 0).any() or abs(p.sum() - 1) > 1e-9:
+                _fail(self.factor, f"{p!r} are no probabilities", numbers, i)
+            if not np.allclose(p @ m, mu, rtol=0, atol=1e-9):
+                _fail(self.factor, f"solved as {mu!r}, but made up of {p @ m!r}", numbers, i)
+            if not np.allclose(p @ n, raw.mu_v[i], rtol=0, atol=1e-9):
+                what = f"its value is {raw.mu_v[i]!r}, but the features are {p @ n!r}"
+                _fail(self.factor, what, numbers, i)
+            self._check_optimal(numbers, i, p, m, n)
+
+    def _check_optimal(self, numbers: Numbers, i: int, p: Matrix, m: Matrix, n: Matrix) -> None:
+        eta_u, eta_v, _ = self._scores(numbers, i)
+        reduced = eta_u - p @ m
+        tolerance = _tolerance(eta_u, eta_v)
+        used = self._values(m[p > 0], n[p > 0], reduced, eta_v)
+        if used.max() - used.min() > tolerance:
+            what = f"structures of the solution differ in reduced score: {used!r}"
+            _fail(self.factor, what, numbers, i)
+        others = [(self.assignments, self.features)]
+        for ask in self.oracles.values():
+            answer = ask(reduced, eta_v)
+            if answer is not None:
+                others.append((answer[0][None], answer[1][None]))
+        for assignments, features in others:
+            values = self._values(assignments, features, reduced, eta_v)
+            if values.max(initial=-np.inf) > used.min() + tolerance:
+                better = assignments[values.argmax()]
+                what = f"the solution {p @ m!r} is not optimal: {better!r} would improve it"
+                _fail(self.factor, what, numbers, i)
+
+    def _scores(self, numbers: Numbers, i: int) -> tuple[Matrix, Matrix, bool]:
+        """Of the factor's variables, −inf where masked, and its own; whether nothing is masked."""
+        here = np.ones(self.place.size, bool)
+        if numbers.mask is not None:
+            here = numbers.mask[i][self.place]
+        eta_u = np.where(here, numbers.eta_u[i][self.place], -np.inf)
+        return eta_u, np.asarray(numbers.eta_v[i], np.float64), bool(here.all())
+
+    @staticmethod
+    def _values(m: Matrix, n: Matrix, eta_u: Matrix, eta_v: Matrix) -> Matrix:
+        """The scores of structures, one a row; −inf if one uses what is masked."""
+        finite = np.where(np.isneginf(eta_u), 0.0, eta_u)
+        forbidden = m[:, np.isneginf(eta_u)].any(axis=1)
+        return np.asarray(np.where(forbidden, -np.inf, m @ finite + n @ eta_v))
+
+    def _asked_twice(
+        self, name: str, ask: Ask, eta_u: Matrix, eta_v: Matrix, numbers: Numbers, i: int
+    ) -> Structure | None:
+        first, again = ask(eta_u.copy(), eta_v.copy()), ask(eta_u.copy(), eta_v.copy())
+        if first is None or again is None:
+            same = first is again
+        else:
+            same = all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+        if not same:
+            _fail(self.factor, f"{name} answers {first!r}, then {again!r}", numbers, i)
+        return first
+
+    def _add(self, m: Matrix, n: Matrix, numbers: Numbers, i: int) -> None:
+        shape = self.factor.variable_shape
+        for row in m:
+            if self.allowed is not None and not self.allowed(row.reshape(shape).astype(bool)):
+                _fail(self.factor, f"the structure {row!r} is not allowed", numbers, i)
+        both = np.concatenate([self.assignments, m]), np.concatenate([self.features, n])
+        distinct = np.unique(np.hstack(both), axis=0)
+        self.assignments, self.features = np.split(distinct, [self.place.size], axis=1)
+
+
+def _tolerance(eta_u: Matrix, eta_v: Matrix) -> float:
+    finite = eta_u[np.isfinite(eta_u)]
+    return float(1e-8 * (1 + np.abs(finite).max(initial=0) + np.abs(eta_v).max(initial=0)))
+
+
+def _structures_of(raw: RawSolution, factor: StructuredFactor) -> list[tuple[Matrix, ...]]:
+    """For each instance `(p, m, n)`: probabilities (K,), assignments (K, d), features (K, s)."""
+    found, total = raw.structures, int(raw.structures.count.sum())
+    m, n = np.zeros((total, factor.index.size)), np.zeros((total, factor.num_scores))
+    if found.dense.size:
+        n[:] = found.dense.reshape(n.shape)
+    elif found.features.size:
+        row, slot = np.nonzero(found.features.reshape(total, -1) >= 0)
+        np.add.at(n, (row, found.features.reshape(total, -1)[row, slot]), 1.0)
+    row, slot = np.nonzero(found.on.reshape(total, factor.slots) >= 0)
+    m[row, found.on.reshape(total, factor.slots)[row, slot]] = 1.0
+    ends = np.cumsum(found.count)[:-1]
+    parts = (np.split(a, ends) for a in (found.prob, m, n))
+    return list(zip(*parts, strict=True))
+
+
+def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
+    """All ways to ask for the best structure of one instance, by name."""
+    if not isinstance(factor, Factor):
+        return {"the oracle": lambda eta_u, eta_v: _best_by_solving(factor, eta_u, eta_v)}
+    oracles: dict[str, Ask] = {}
+    own = factor
+    if factor.native_map is not None:
+        oracles["native_map"] = _native(factor)
+    if type(factor).map is not Factor.map:
+        shape, own_shape = factor.variable_shape, factor._score_shape
+
+        def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
+            answer = own.map(eta_u.reshape(shape), eta_v.reshape(own_shape))
+            return None if answer is None else own.checked(answer, eta_u)
+
+        oracles["map"] = ask
+    if hasattr(factor, "map_batch"):
+        oracles["map_batch"] = lambda eta_u, eta_v: own.call_batch(eta_u[None], eta_v[None])[0]
+    return oracles
+
+
+def _best_by_solving(factor: StructuredFactor, eta_u: Matrix, eta_v: Matrix) -> Structure | None:
+    """The most probable structure for scores so large that the rest hardly counts."""
+    largest = max(np.abs(a[np.isfinite(a)]).max(initial=1e-12) for a in (eta_u, eta_v))
+    scores = np.zeros((1, factor.graph.num_variables))
+    scores[0, factor.index.reshape(-1)] = 1e9 / largest * eta_u
+    params = np.concatenate([np.zeros(0), *(p.reshape(-1) for p in factor.params)])
+    numbers = Numbers(scores, 1e9 / largest * eta_v[None], params, None)
+    raw = engine.solve(_wiring(factor), numbers, _EXACT)
+    ((p, m, n),) = _structures_of(raw, factor)
+    return (m[p.argmax()], n[p.argmax()]) if len(p) else None
+
+
+def _native(factor: Factor) -> Ask:
+    """Calls the C function as the core does."""
+    double, whole = ctypes.POINTER(ctypes.c_double), ctypes.c_int64
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int32, double, whole, double, whole, double, double, ctypes.c_void_p, whole
+    )
+    address, data = factor.callback()  # type: ignore[misc]
+    function = kind(address)
+
+    def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
+        m, n = np.zeros(eta_u.size), np.zeros(eta_v.size)
+        given = [np.ascontiguousarray(a, np.float64) for a in (eta_u, eta_v)]
+        pointers = [a.ctypes.data_as(double) for a in (*given, m, n)]
+        answer = function(pointers[0], m.size, pointers[1], n.size, *pointers[2:], data, 0)
+        if answer < 0:
+            raise GraphError(f"{factor.name}: native_map reported a failure.")
+        return None if answer > 0 else factor.checked((m, n), eta_u)
+
+    return ask

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from factormax.errors import GraphError
 from factormax.factors.scores import Scores
 from factormax.factors.structured import CALLBACK
 from factormax.solution import Solution
-from factormax.structures import Answer
+from factormax.structures import Answer, Support
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -161,7 +162,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     first, second = len(graph.tensors), len(graph.tensors) + len(parts)
     device = plan.kinds[0][0]
     answers = [
-        Answer(s, p, shape, f.variable_shape, _like(p, device))
+        Answer(partial(_pair, s, p), shape, f.variable_shape, _like(p, device))
         for f, s, p in zip(structured, task.supports, outputs[second:], strict=True)
     ]
     graph.set_answer(
@@ -317,11 +318,15 @@ def _match(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return value.to(device, dtype)
 
 
+def _pair(support: Support, probs: Tensor) -> tuple[Support, Tensor]:
+    return support, probs
+
+
 def _like(model: Tensor, device: torch.device) -> Callable[[Any], Tensor]:
     """From NumPy to a tensor on the device; real numbers in the dtype of the model."""
 
     def wrap(array: Any) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        tensor = torch.as_tensor(np.asarray(array), device=device)
         return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
 
     return wrap

@@ -73,12 +73,15 @@ class AdmmSolver {
     if (trouble() == ActiveSetResult::no_structure) result.status = Status::infeasible;
     if (trouble() == ActiveSetResult::stopped) result.status = Status::interrupted;
     if (result.status == Status::max_iter && infeasible()) result.status = Status::infeasible;
+    for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
+    reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
     if (structured_ != nullptr) {
-      for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
-      if (result.status != Status::infeasible) structured_->complete();
+      if (result.status != Status::infeasible && trouble() == ActiveSetResult::solved) {
+        structured_->return_to(p, point_, options, control, may_poll);
+        structured_->complete(std::max(result.primal_residual, result.dual_residual));
+      }
       result.oracle_calls = structured_->oracle_calls();
     }
-    reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
     row_products(p, point_.mu.data, point_.g.data);
     for (int r = 0; r < p.m; ++r) point_.g[r] = p.scale[r] * (p.rhs[r] - point_.g[r]);
     return result;
@@ -114,15 +117,9 @@ class AdmmSolver {
       delta_[j] = std::sqrt(delta_[j]);
     }
     for_structured([&](StructuredFactor& f, int) {
-      double least = std::numeric_limits<double>::infinity(), most = 0;
-      for (int k = 0; k < f.var.size; ++k) {
-        if (f.var[k] < 0) continue;
-        f.w[k] = (gamma_ + 1) / (delta_[f.var[k]] * delta_[f.var[k]]);
-        least = std::min(least, f.w[k]);
-        most = std::max(most, f.w[k]);
-      }
-      if (least == most) fill(f.w, most);
-      f.set.begin(f.w.data, least == most);
+      const bool uniform = StructuredFactors<T>::set_weights(
+          f, [&](int j) { return (gamma_ + 1) / double(delta_[j] * delta_[j]); });
+      f.set.begin(f.w.data, uniform);
     });
   }
 
@@ -156,15 +153,12 @@ class AdmmSolver {
     }
   }
 
-  // The multipliers that the links of the compact dual would have.
+  // The multipliers that the links of the compact dual would have, docs/math.md (55).
   void set_link_multipliers(const StructuredFactor& f) {
     if (!f.linked) return;
-    int r = f.first_link;
-    for (int k = 0; k < f.var.size; ++k) {
-      const int j = f.var[k];
-      if (j < 0) continue;
-      point_.x[r++] = T(f.x[k] - (f.w[k] - p_->weight[j]) * f.v[k]);
-    }
+    f.each([&](int k, int r) {
+      point_.x[r] = T(f.x[k] - (f.w[k] - p_->weight[f.var[k]]) * f.v[k]) * p_->norm[r];
+    });
   }
 
   void solve_block(const Block& block) {

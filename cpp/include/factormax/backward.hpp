@@ -101,8 +101,8 @@ struct Gradients {
   const double* grad_p = nullptr;  // of all structures of the instance, or null
 };
 
-// c = M^T d + N^T d_v + d_p of every structured factor, with d the gradient of mu on hubs and what
-// `of_link` gives on links; then visit(f, Qc).
+// c = M^T d + N^T d_v + d_p of every structured factor, docs/math.md (54), with d the gradient of
+// mu on hubs and what `of_link` gives on links; then visit(f, Qc).
 template <class T, class OfLink, class Visit>
 void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& structured,
                         const Gradients<T>& grads, const T* d, const OfLink& of_link,
@@ -111,11 +111,8 @@ void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& s
   for (int i = 0; i < structured.all().size; ++i) {
     StructuredFactor& f = structured.all()[i];
     if (!f.present) continue;
-    int r = f.first_link;
-    for (int k = 0; k < f.var.size; ++k) {
-      f.y[k] = 0;
-      if (f.var[k] >= 0) f.y[k] = f.linked ? of_link(r++) : double(d[f.var[k]]);
-    }
+    fill(f.y, 0.0);
+    f.each([&](int k, int r) { f.y[k] = f.linked ? of_link(r) : double(d[f.var[k]]); });
     f.set.gather(f.y.data, f.c);
     const T* d_v = grads.grad_mu_v + problem.num_pairs + problem.structured.score_ptr[i];
     for (int k = 0; k < f.eta_v.size; ++k) f.eta_v[k] = double(d_v[k]);  // scratch, here
@@ -172,15 +169,13 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
         problem, *structured, grads, d.data, [](int) { return 0.0; },
         [&](int, StructuredFactor& f) {
           f.set.scatter(f.c.data, f.y.data);
-          int r = f.first_link;
-          for (int k = 0; k < f.var.size; ++k) {
-            if (f.var[k] < 0) continue;
+          f.each([&](int k, int r) {
             if (!f.linked) {
               s[f.var[k]] = T(f.y[k]);
-            } else if (const int i = system.position(r++); i >= 0) {
-              rhs[i] -= T(f.y[k]);
+            } else if (const int i = system.position(r); i >= 0) {
+              rhs[i] -= T(f.y[k]) * p.scale[r];
             }
-          }
+          });
         });
     system.add_hub_products(s.data, rhs);
   }
@@ -202,7 +197,7 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     std::fill(grad_scores, grad_scores + problem.structured.num_scores, T(0));
     const auto of_link = [&](int r) {
       const int i = system.position(r);
-      return i >= 0 ? double(system.solution[i]) : 0.0;
+      return i >= 0 ? double(system.solution[i]) * p.scale[r] : 0.0;
     };
     push_to_structures(problem, *structured, grads, d.data, of_link,
                        [&](int i, StructuredFactor& f) {
@@ -212,9 +207,7 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
                          for (int k = 0; k < f.eta_v.size; ++k) own[k] = T(f.eta_v[k]);
                          if (f.linked) return;
                          f.set.scatter(f.c.data, f.y.data);
-                         for (int k = 0; k < f.var.size; ++k) {
-                           if (f.var[k] >= 0) grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]);
-                         }
+                         f.each([&](int k, int) { grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]); });
                        });
   }
   for (int q = 0; q < problem.num_pairs; ++q) {

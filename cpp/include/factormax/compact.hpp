@@ -119,7 +119,7 @@ class CompactSolver {
     if (structured_->trouble() == ActiveSetResult::solved && result_.status != Status::infeasible &&
         result_.status != Status::interrupted) {
       if (!structured_->stand_at(now_)) evaluate_at(now_);
-      structured_->complete();
+      structured_->complete(result_.primal_residual);
     }
     switch (structured_->trouble()) {
       case ActiveSetResult::solved:
@@ -229,6 +229,7 @@ class CompactSolver {
   // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is
   // small. Pairs are many, though, which makes the finish dear.
   T first_promising() const {
+    if (structured_ != nullptr) return T(0.05);  // a pass is dear beside a finish
     if (p_->m == p_->hard) return kPromising;
     T largest = 1;
     for (int r = p_->hard; r < p_->m; ++r) largest = std::max(largest, p_->hi[r] * p_->scale[r]);
@@ -243,7 +244,8 @@ class CompactSolver {
         now_.x[r] = clip(warm[p.row[r]] / p.scale[r], p.lo[r], p.hi[r]);
       } else {
         now_.x[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
-        if (p.is_link(r)) now_.x[r] = p.eta[p.col[p.ptr[r]]] * p.weight[p.col[p.ptr[r]]];
+        if (p.is_link(r))
+          now_.x[r] = p.eta[p.col[p.ptr[r]]] * p.weight[p.col[p.ptr[r]]] * p.norm[r];
       }
     }
     solve_isolated();

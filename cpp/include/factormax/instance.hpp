@@ -46,7 +46,7 @@ struct Instance {
   Span<T> coef;
   Span<T> rhs;
   Span<T> lo, hi;          // bounds of the scaled multiplier x = ||a|| tau
-  Span<T> scale;           // 1 / ||a||
+  Span<T> scale;           // 1 / ||a||; of links, what makes their curvature about 1
   Span<T> eta;             // scores, with the linear part of the pairs
   Span<T> pair_shift;      // (m - hard,) the linear part that soft row added to its second variable
   Span<std::int32_t> var;  // variable of the Problem
@@ -329,7 +329,6 @@ struct Instance {
           rhs[m] = 0;
           lo[m] = -inf;
           hi[m] = inf;
-          norm[m] = scale[m] = 1;
           row[m] = first;
           ptr[++m] = e + 1;
           weight[j] += 1;
@@ -338,6 +337,10 @@ struct Instance {
       }
     }
     for (int j = 0; j < n; ++j) weight[j] = 1 / weight[j];
+    for (int r = links; r < m; ++r) {  // both sides move by 1 / weight
+      scale[r] = std::sqrt(weight[col[ptr[r]]] / 2);
+      norm[r] = 1 / scale[r];
+    }
   }
 
   bool prepared_ = false;

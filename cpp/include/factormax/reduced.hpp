@@ -1,6 +1,6 @@
 // The reduced system  (A_I J A_I^T + J_links) t = r  that both the exact finish and the backward
 // pass solve: I are the rows whose multiplier is strictly inside its bounds; J keeps the free
-// variables of the box, and is M Q M^T on a structured factor.
+// variables of the box, and is M Q M^T on a structured factor, docs/math.md (46).
 // Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain),
 // Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
 #pragma once
@@ -72,6 +72,7 @@ class ReducedSystem {
     }
     const bool hubs = structured_ != nullptr;
     weighted_ = p.weighted();
+    scale_ = p.scale;
     for (int f = 0; f < found; ++f) {
       const int j = var_[f];
       if (hubs && p.in_hub[j]) continue;
@@ -372,17 +373,9 @@ class ReducedSystem {
     }
     for (const StructuredFactor& f : all) {
       if (!f.present || !f.linked || f.set.is_vertex()) continue;
-      for_links(f, [&](int r, int) {
+      f.each([&](int, int r) {
         if (position_[r] == 0) position_[r] = 1;
       });
-    }
-  }
-
-  template <class Visit>
-  static void for_links(const StructuredFactor& f, const Visit& visit) {
-    int r = f.first_link;
-    for (int k = 0; k < f.var.size; ++k) {
-      if (f.var[k] >= 0) visit(r++, k);
     }
   }
 
@@ -399,12 +392,12 @@ class ReducedSystem {
     for (StructuredFactor& f : structured_->all()) {
       if (!f.present || !f.linked || f.set.is_vertex()) continue;
       fill(f.y, 0.0);
-      for_links(f, [&](int r, int k) {
-        if (position_[r] >= 0) f.y[k] = double(t[position_[r]]);
+      f.each([&](int k, int r) {
+        if (position_[r] >= 0) f.y[k] = double(t[position_[r]]) * scale_[r];
       });
       StructuredFactors<T>::apply(f);
-      for_links(f, [&](int r, int k) {
-        if (position_[r] >= 0) out[position_[r]] += T(f.y[k]);
+      f.each([&](int k, int r) {
+        if (position_[r] >= 0) out[position_[r]] += T(f.y[k]) * scale_[r];
       });
     }
   }
@@ -431,7 +424,7 @@ class ReducedSystem {
     }
   }
 
-  // The matrix of the structured factors: with B = (I - ee^T) L^-1 M^T A_I^T, B^T B.
+  // The matrix of the structured factors, docs/math.md (52): B^T B, B = (I - ee^T) L^-1 M^T A_I^T.
   void add_structured() {
     for (int f = 0; f < structured_->all().size; ++f) {
       StructuredFactor& factor = structured_->all()[f];
@@ -445,10 +438,10 @@ class ReducedSystem {
         touching_[rows++] = i;
       };
       if (factor.linked) {
-        for_links(factor, [&](int r, int local) {
+        factor.each([&](int local, int r) {
           if (position_[r] < 0) return;
           fill(factor.y, 0.0);
-          factor.y[local] = 1;
+          factor.y[local] = double(scale_[r]);
           take(position_[r]);
         });
       } else {
@@ -527,6 +520,7 @@ class ReducedSystem {
 
   StructuredFactors<T>* structured_ = nullptr;
   bool weighted_ = false;
+  Span<T> scale_;                         // of the rows
   Span<T> root_;                          // of 1 / weight, for the free variables
   Span<std::int32_t> hub_ptr_, hub_var_;  // entries of the active rows in hubs
   Span<T> hub_coef_, moved_;

@@ -207,6 +207,19 @@ class BaseFactor:
         return self.graph.factor_value_of(self.score_parts[0])
 
     @property
+    def structures(self) -> Array:
+        """The structures of a factor that is solved from a MAP oracle; see `StructuredFactor`."""
+        raise GraphError(
+            f"{self.name} is made of rows, and has no structures: those are of DepTree, Matching, "
+            f"Sequence, SequenceBudget, Table, and factors of your own."
+        )
+
+    @property
+    def probs(self) -> Array:
+        """The probabilities of its structures."""
+        return self.structures
+
+    @property
     def spec(self) -> str:
         """What a `Wiring` says of the factor."""
         k, d = self.index.shape

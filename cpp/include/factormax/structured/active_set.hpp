@@ -72,6 +72,13 @@ class ActiveSet {
     calls = 0;
   }
 
+  // Other weights for the structures at hand.
+  void reweigh(const double* w, bool uniform) {
+    w_ = w;
+    uniform_ = uniform;
+    refactor();
+  }
+
   // Maximises at x, from the structures at hand; then v = Mp. Asks `control` now and then.
   ActiveSetResult solve(const double* x, const double* eta_v, Oracle& oracle, int most_calls,
                         Control& control, bool may_poll, double* v) {
@@ -86,13 +93,21 @@ class ActiveSet {
       set_scores(x, eta_v);
     }
     bool fresh = false;  // the last structure was just added
+    double best = 0;
+    int idle = -1;  // steps without gain: a few in a row are usual at ties
     for (std::int64_t begin = calls;;) {
       if (!settle(fresh)) {
         average(v);
         return ActiveSetResult::solved;  // what the oracle offered was no better, but for rounding
       }
       average(v);
-      for (int j = 0; j < shape_.vars; ++j) residual_[j] = x[j] - w_[j] * v[j];
+      const double squares = reduce(x, v);
+      const double value = tau() + squares / 2;
+      const bool gained =
+          idle < 0 || value > best + 4 * std::numeric_limits<double>::epsilon() * std::fabs(best);
+      if (gained) best = value;
+      idle = gained ? 0 : idle + 1;
+      if (idle > 64 + count) return ActiveSetResult::solved;  // as far as this precision goes
       if (calls - begin >= most_calls) return ActiveSetResult::limit;
       if (calls % 16 == 15 && control.stopped(may_poll)) return ActiveSetResult::stopped;
       const ActiveSetResult asked = ask(oracle, residual_.data, eta_v);
@@ -130,11 +145,15 @@ class ActiveSet {
 
   // Adds structures, with probability 0, until those at hand span the optimal face: the derivative
   // needs that, the solution does not. After `solve` with the same arguments. docs/math.md (53).
-  ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, const double* v) {
+  // error: of x; a smaller probability may be its doing, and such structures go first.
+  ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, double error,
+                           double* v) {
+    prune(2 * error, v);
     if (count == 1) return ActiveSetResult::solved;  // a vertex
     const double size = 1 + std::fabs(shift_);
+    const double on_face = std::max(kFace * size, 4 * error);
     bool near_by = false;  // a probe found a structure that is not of the face
-    for (int j = 0; j < shape_.vars; ++j) residual_[j] = x[j] - w_[j] * v[j];
+    reduce(x, v);
     std::uint64_t state = 0x9E3779B97F4A7C15u;
     for (bool found = true; found && count <= shape_.vars;) {
       // r = r0 - W M Q M^T r0 has the same product with all structures at hand.
@@ -158,8 +177,8 @@ class ActiveSet {
         const ActiveSetResult asked = ask(oracle, probe_.data, eta_v);
         if (asked != ActiveSetResult::solved) return asked;
         const double gap = tau() - score(count, residual_.data, eta_v);
-        near_by |= gap > kFace * size;
-        if (gap > kFace * size) continue;
+        near_by |= gap > on_face;
+        if (gap > on_face) continue;
         if (is_full()) return ActiveSetResult::no_room;
         theta_[count] = score(count, x, eta_v) - shift_;
         found = append(theta_[count]);
@@ -204,7 +223,7 @@ class ActiveSet {
     }
   }
 
-  // c . n_i for all features: out += scale * sum_i c_i n_i
+  // out += sum_i c_i n_i
   void scatter_features(const double* c, double* out) const {
     for (int i = 0; i < count; ++i) {
       if (c[i] == 0) continue;
@@ -456,6 +475,18 @@ class ActiveSet {
     for (int i = 0; i < count; ++i) p[i] /= sum;
   }
 
+  void prune(double least, double* v) {
+    bool pruned = false;
+    for (int i = count - 1; i >= 0 && count > 1; --i) {
+      if (p[i] >= least) continue;
+      remove(i);
+      pruned = true;
+    }
+    if (!pruned) return;
+    settle(false);
+    average(v);
+  }
+
   // target = Z (theta + c 1), with c such that it sums to 1: the optimum without p >= 0.
   FACTORMAX_VECTOR void aim() {
     double along = 0, norm = 0;
@@ -471,6 +502,20 @@ class ActiveSet {
   }
 
   void average(double* v) const { scatter(p.data, v); }
+
+  // residual = x - Wv; returns vWv.
+  FACTORMAX_VECTOR double reduce(const double* x, const double* v) {
+    double* out = residual_.data;
+    const double* w = w_;
+    double squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int j = 0; j < shape_.vars; ++j) {
+      const double pull = w[j] * v[j];
+      out[j] = x[j] - pull;
+      squares += pull * v[j];
+    }
+    return squares;
+  }
 
   // How much the reduced scores of the structures at hand, all equal in theory, differ.
   double spread(const double* eta_v) const {

@@ -1,5 +1,5 @@
 // The structured factors of one instance: their oracles, their active sets, and how they join the
-// compact dual, docs/math.md (16)-(18). A hub turns the reduced scores of its variables into their
+// compact dual, docs/math.md (17)-(18). A hub turns the reduced scores of its variables into their
 // marginals; a link turns its multipliers into marginals of its own, which its rows compare with
 // mu.
 #pragma once
@@ -23,6 +23,15 @@ struct StructuredFactor {
   Span<double> eta_v;       // (s,)
   Span<double> barrier;     // (s,) 0, or -inf where eta_v is
   Span<double> c;           // (capacity,) scratch
+
+  // visit(k, r): each variable that is present, and its row if the factor is linked.
+  template <class Visit>
+  void each(const Visit& visit) const {
+    int r = first_link;
+    for (int k = 0; k < var.size; ++k) {
+      if (var[k] >= 0) visit(k, r++);
+    }
+  }
 };
 
 template <class T>
@@ -60,7 +69,8 @@ class StructuredFactors {
   // Affinely independent 0/1 vectors of d variables are at most d + 1, but a sparse solution needs
   // only so many more than its structures have parts.
   static int capacity(int vars, int slots, int growth) {
-    const std::int64_t usual = std::max(64, std::min(2 * slots, 512));
+    const int affordable = (1 << 20) / std::max(slots, 1);  // the lists of all of them
+    const std::int64_t usual = std::max(64, std::min({4 * slots, 1024, affordable}));
     return static_cast<int>(std::min<std::int64_t>(vars + 1, usual * growth));
   }
 
@@ -85,17 +95,12 @@ class StructuredFactors {
       const Span<const std::int32_t> vars = s.vars(f);
       factor.present = false;
       factor.first_link = link;
-      double least = 1, most = 0;
       for (int k = 0; k < vars.size; ++k) {
         const std::int32_t j = factor.var[k] = p.new_var[vars[k]];
         factor.v[k] = 0;
-        factor.w[k] = 1;
         factor.x[k] = j >= 0 ? 0 : -std::numeric_limits<double>::infinity();
         if (j < 0) continue;
         factor.present = true;
-        factor.w[k] = p.weight[j];
-        least = std::min(least, factor.w[k]);
-        most = std::max(most, factor.w[k]);
         if (factor.linked) {
           ++link;
         } else {
@@ -103,13 +108,12 @@ class StructuredFactors {
           local[j] = k;
         }
       }
-      const bool uniform = least == most;
-      if (uniform) fill(factor.w, most);
       for (int k = 0; k < s.scores(f); ++k) {
         factor.eta_v[k] = double(eta_v[problem.num_pairs + s.score_ptr[f] + k]);
         const bool forbidden = factor.eta_v[k] == -std::numeric_limits<double>::infinity();
         factor.barrier[k] = forbidden ? factor.eta_v[k] : 0.0;
       }
+      const bool uniform = set_weights(factor, [&](int j) { return double(p.weight[j]); });
       factor.set.begin(factor.w.data, uniform);
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
@@ -135,27 +139,50 @@ class StructuredFactors {
     double extra = 0;
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
-      load(at, f);
+      load(p, at, f);
       solve_alone(f, options, control, may_poll);
       extra += f.set.feature_value(f.eta_v.data);
-      if (!f.linked) {
-        for (int k = 0; k < f.var.size; ++k) {
-          if (f.var[k] >= 0) at.mu[f.var[k]] = T(f.v[k]);
+      f.each([&](int k, int) {
+        if (f.linked) {
+          extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
+        } else {
+          at.mu[f.var[k]] = T(f.v[k]);
         }
-      } else {
-        for (int k = 0; k < f.var.size; ++k) {
-          if (f.var[k] >= 0) extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
-        }
-      }
+      });
     }
     at.extra = T(extra);
     evaluate_rows(p, at);
     for (const StructuredFactor& f : factors_) {
       if (!f.present || !f.linked) continue;
-      int r = f.first_link;
-      for (int k = 0; k < f.var.size; ++k) {
-        if (f.var[k] >= 0) at.g[r++] += T(f.v[k]);
-      }
+      f.each([&](int k, int r) { at.g[r] += p.scale[r] * T(f.v[k]); });
+    }
+  }
+
+  // f.w from the weight of each variable; whether all are the same.
+  template <class Weight>
+  static bool set_weights(StructuredFactor& f, const Weight& weight) {
+    double least = std::numeric_limits<double>::infinity(), most = 0;
+    for (int k = 0; k < f.var.size; ++k) {
+      f.w[k] = f.var[k] >= 0 ? weight(f.var[k]) : 1;
+      if (f.var[k] < 0) continue;
+      least = std::min(least, f.w[k]);
+      most = std::max(most, f.w[k]);
+    }
+    if (least == most) fill(f.w, most);
+    return least == most;
+  }
+
+  // The marginals of hubs and links at z and x of `at`, after another use of the active sets with
+  // weights of its own.
+  void return_to(const Instance<T>& p, DualPoint<T>& at, const Options& options, Control& control,
+                 bool may_poll) {
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+      const bool uniform = set_weights(f, [&](int j) { return double(p.weight[j]); });
+      f.set.reweigh(f.w.data, uniform);
+      load(p, at, f);
+      solve_alone(f, options, control, may_poll);
+      if (!f.linked) f.each([&](int k, int) { at.mu[f.var[k]] = T(f.v[k]); });
     }
   }
 
@@ -168,11 +195,12 @@ class StructuredFactors {
   // Whether the active sets are those of this point.
   bool stand_at(const DualPoint<T>& at) const { return at.stamp == stamp_; }
 
-  // At the solution: the faces, for the derivative, where the factors stand.
-  void complete() {
+  // At the solution: the faces, for the derivative, where the factors stand. error: of the
+  // solution.
+  void complete(double error) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
-      problem_ = f.set.complete(f.x.data, f.eta_v.data, f.oracle, f.v.data);
+      problem_ = f.set.complete(f.x.data, f.eta_v.data, f.oracle, error, f.v.data);
     }
   }
 
@@ -180,11 +208,10 @@ class StructuredFactors {
   void apply_hubs(const T* v, T* y) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || f.linked) continue;
-      for (int k = 0; k < f.var.size; ++k) f.y[k] = f.var[k] >= 0 ? double(v[f.var[k]]) : 0.0;
+      fill(f.y, 0.0);
+      f.each([&](int k, int) { f.y[k] = double(v[f.var[k]]); });
       apply(f);
-      for (int k = 0; k < f.var.size; ++k) {
-        if (f.var[k] >= 0) y[f.var[k]] = T(f.y[k]);
-      }
+      f.each([&](int k, int) { y[f.var[k]] = T(f.y[k]); });
     }
   }
 
@@ -213,14 +240,8 @@ class StructuredFactors {
     double sum = 0;
     for (StructuredFactor& f : factors_) {
       if (!f.present) continue;
-      int r = f.first_link;
-      for (int k = 0; k < f.var.size; ++k) {
-        if (f.var[k] < 0) continue;
-        f.y[k] = f.linked ? double(y[r++]) : -double(v[f.var[k]]);
-      }
-      for (int k = 0; k < f.var.size; ++k) {
-        if (f.var[k] < 0) f.y[k] = -std::numeric_limits<double>::infinity();
-      }
+      fill(f.y, -std::numeric_limits<double>::infinity());
+      f.each([&](int k, int r) { f.y[k] = f.linked ? double(y[r]) : -double(v[f.var[k]]); });
       double best = 0;
       if (!f.set.best_score(f.y.data, f.barrier.data, f.oracle, best)) {
         return std::numeric_limits<double>::infinity();
@@ -231,11 +252,10 @@ class StructuredFactors {
   }
 
  private:
-  void load(const DualPoint<T>& at, StructuredFactor& f) const {
-    int r = f.first_link;
-    for (int k = 0; k < f.var.size; ++k) {
-      if (f.var[k] >= 0) f.x[k] = f.linked ? double(at.x[r++]) : double(at.z[f.var[k]]);
-    }
+  void load(const Instance<T>& p, const DualPoint<T>& at, StructuredFactor& f) const {
+    f.each([&](int k, int r) {
+      f.x[k] = f.linked ? double(at.x[r]) * p.scale[r] : double(at.z[f.var[k]]);
+    });
   }
 
   Span<StructuredFactor> factors_;

@@ -1,0 +1,94 @@
+from functools import cache
+
+import numpy as np
+import pytest
+from structured_contract import Case, Padded, StructuredContract, solved
+
+import factormax as fm
+from factormax.reference.structures import matchings
+
+
+@cache
+def matching(m, n) -> Case:
+    return Case((m, n), fm.Matching, *matchings(m, n), name=f"Matching({m}, {n})")
+
+
+class TestMatching(StructuredContract):
+    kind = "Matching"
+    sizes = ((1, 1), (1, 3), (2, 2), (2, 4), (3, 3), (3, 5), (4, 4))
+
+    def cases(self):
+        return [matching(*size) for size in self.sizes]
+
+    def padded(self):
+        for (m, n), rows, cols in [
+            ((3, 4), (0, 1), (0, 1, 2)),
+            ((4, 4), (0, 1), (0, 1)),
+            ((3, 3), (0, 2), (1, 2)),
+            ((4, 5), (1, 2, 3), (0, 2, 4)),
+            ((4, 4), (0, 1, 3), (0, 1, 2, 3)),  # only a row is absent
+            ((2, 5), (0, 1), (1, 2, 4)),  # only columns are
+        ]:
+            large, small = matching(m, n), matching(len(rows), len(cols))
+            yield Padded(large, small, np.ix_(rows, cols))
+
+    def impossible(self):
+        taken = np.ones((3, 3), dtype=bool)
+        taken[:2, 1:] = False  # two rows, one column
+        yield matching(3, 3), taken
+        narrow = np.ones((3, 5), dtype=bool)
+        narrow[:, 2:] = False  # three rows, two columns
+        yield matching(3, 5), narrow
+        absent = np.ones((4, 4), dtype=bool)
+        absent[0], absent[:, 1:] = False, False  # three rows, one column
+        yield matching(4, 4), absent
+
+    @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 3), (3, 7), (10, 10), (8, 12)])
+    @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+    def test_rows_and_columns(self, shape, scale):
+        """The same as Xor along rows and AtMostOne along columns, gradient included."""
+        rng = np.random.default_rng(0)
+        scores, grad = scale * rng.normal(size=shape), rng.normal(size=shape)
+        answers = []
+        for factors in (
+            lambda u: [fm.Matching(u)],
+            lambda u: [fm.Xor(u, axis=1), fm.AtMostOne(u, axis=0)],
+        ):
+            fg = fm.FactorGraph()
+            u = fg.variable_from(scores)
+            for factor in factors(u):
+                fg.add(factor)
+            solution = fg.solve(tol=1e-12)
+            answers.append((u.value, solution.vjp({u: grad})[u], solution.objective))
+        np.testing.assert_allclose(answers[0][0], answers[1][0], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(answers[0][1], answers[1][1], rtol=0, atol=1e-6)
+        assert abs(answers[0][2] - answers[1][2]) <= 1e-8 * scale
+
+    def test_equal_scores_share(self):
+        built, solution = solved(matching(4, 4), np.zeros((4, 4)), {})
+        np.testing.assert_allclose(built.u.value, 0.25, atol=1e-12)
+        grad = np.random.default_rng(1).normal(size=(4, 4))
+        centred = grad - grad.mean(0) - grad.mean(1, keepdims=True) + grad.mean()
+        np.testing.assert_allclose(solution.vjp({built.u: grad})[built.u], centred, atol=1e-10)
+
+    def test_more_rows_than_columns(self):
+        with pytest.raises(
+            fm.InfeasibleError,
+            match=r"Matching over u: 3 rows can't be matched to 2 columns.*trans",
+        ):
+            fm.Matching(fm.FactorGraph().variable((3, 2)))
+
+    @pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
+    def test_shapes(self, shape):
+        with pytest.raises(fm.ShapeError, match=r"Matching over u: u must have shape \(m, n\)"):
+            fm.Matching(fm.FactorGraph().variable(shape))
+
+    def test_a_variable_given_twice(self):
+        u = fm.FactorGraph().variable((2, 3))
+        with pytest.raises(fm.GraphError, match=r"Matching over u.*u\[0, 1\] is in it twice"):
+            fm.Matching(u[:, [1, 0, 1]])
+
+    def test_it_has_no_value(self):
+        built, _ = solved(matching(2, 2), np.zeros((2, 2)), {})
+        with pytest.raises(fm.GraphError, match="Matching over u has no scores of its own"):
+            _ = built.factor.value
