@@ -53,3 +53,57 @@ def _solve(p, q, a, b, cones) -> np.ndarray:
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     solution = clarabel.DefaultSolver(sparse.triu(p).tocsc(), q, a, b, cones, settings).solve()
     return np.array(solution.x)
+
+
+def best_sequence(scores: np.ndarray, transitions: np.ndarray) -> float:
+    """The score of the best sequence: Viterbi, step by step."""
+    best = scores[0]
+    for step in scores[1:]:
+        best = (best[:, None] + transitions).max(axis=0) + step
+    return float(best.max())
+
+
+def best_tree(scores: np.ndarray) -> float:
+    """The score of the best dependency tree, several roots allowed: Chu and Liu's contraction.
+
+    scores: `(n, n)`, of the arc from head h to word m at [m, h], root arcs on the diagonal.
+    """
+    n = len(scores)
+    arcs = np.full((n + 1, n + 1), -np.inf)  # [word, head], the root is number 0
+    arcs[1:, 1:] = np.where(np.eye(n, dtype=bool), -np.inf, scores)
+    arcs[1:, 0] = np.diag(scores)
+    return _contract(arcs)
+
+
+def _contract(arcs: np.ndarray) -> float:
+    nodes = len(arcs)
+    head = np.concatenate([[0], arcs[1:].argmax(axis=1)])
+    cycle = _cycle(head)
+    if not cycle:
+        return float(sum(arcs[m, head[m]] for m in range(1, nodes)))
+    inside = np.zeros(nodes, dtype=bool)
+    inside[cycle] = True
+    kept = np.flatnonzero(~inside)
+    within = arcs[cycle, head[cycle]]
+    smaller = np.full((len(kept) + 1, len(kept) + 1), -np.inf)
+    smaller[:-1, :-1] = arcs[np.ix_(kept, kept)]
+    smaller[:-1, -1] = arcs[np.ix_(kept, cycle)].max(axis=1)  # out of the cycle
+    # Into the cycle: the arc that it replaces is given back.
+    smaller[-1, :-1] = (arcs[np.ix_(cycle, kept)] - within[:, None]).max(axis=0)
+    return float(within.sum()) + _contract(smaller)
+
+
+def _cycle(head: np.ndarray) -> list[int]:
+    seen = np.zeros(len(head), dtype=int)
+    for start in range(1, len(head)):
+        node = start
+        while node != 0 and seen[node] == 0:
+            seen[node] = start
+            node = head[node]
+        if node != 0 and seen[node] == start:
+            cycle, other = [node], head[node]
+            while other != node:
+                cycle.append(other)
+                other = head[other]
+            return cycle
+    return []

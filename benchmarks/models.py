@@ -82,3 +82,93 @@ def full_mrf(n: int) -> Model:
         return fg
 
     return build
+
+
+def tree_budgets(n: int, budget: int | None) -> Model:
+    """A dependency tree in which no word is the head of more than `budget` others."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scale * rng.standard_normal((n, n)))
+        fg.add(fm.DepTree(u))
+        if budget is not None:
+            others = [np.delete(np.arange(n), h) for h in range(n)]
+            for h in range(n):
+                fg.add(fm.Budget(u[others[h], h], budget))
+        return fg
+
+    return build
+
+
+def sequence_at_most_one(length: int, states: int, free: int = 1) -> Model:
+    """A linear chain in which every state but the first `free` occurs at most once."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scale * rng.standard_normal((length, states)))
+        fg.add(fm.Sequence(u, scale * rng.standard_normal((states, states))))
+        fg.add(fm.AtMostOne(u[:, free:], axis=0))
+        return fg
+
+    return build
+
+
+def matching_budget(n: int) -> Model:
+    """A matching as one factor, with at most n / 4 in the left half."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scale * rng.standard_normal((n, n + n // 2)))
+        fg.add(fm.Matching(u))
+        fg.add(fm.Budget(u[:, : n // 2], n // 4))
+        return fg
+
+    return build
+
+
+def chain_grid(n: int, states: int = 3) -> Model:
+    """An n x n grid: a chain along every row and every column, so two structured factors each."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scale * rng.standard_normal((n, n, states)))
+        for i in range(n):
+            fg.add(fm.Sequence(u[i], scale * rng.standard_normal((states, states))))
+        for j in range(n):
+            fg.add(fm.Sequence(u[:, j], scale * rng.standard_normal((states, states))))
+        return fg
+
+    return build
+
+
+def tree_logic(n: int) -> Model:
+    """A tree with budgets of 2, and random logic over its arcs that a chain of words satisfies."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = tree_budgets(n, 2)(seed, scale)
+        u = fg.tensors[0].variable
+        truth = np.eye(n, k=-1, dtype=bool)
+        truth[0, 0] = True
+        added = 0
+        while added < n:
+            members = rng.choice(n * n, size=4, replace=False)
+            rows, cols = np.unravel_index(members, (n, n))
+            negated = rng.random(4) < 0.5
+            on = truth.ravel()[members] ^ negated
+            kind = [fm.Or, fm.Nand, fm.AtMostOne, fm.Imply][rng.integers(4)]
+            if not satisfied(kind, on, 0):
+                continue
+            literals = [
+                ~u[r, c] if flip else u[r, c]
+                for r, c, flip in zip(rows, cols, negated, strict=True)
+            ]
+            fg.add(kind(literals))
+            added += 1
+        return fg
+
+    return build

@@ -16,6 +16,7 @@
 
 #include "factormax/batch.hpp"
 #include "factormax/parallel.hpp"
+#include "factormax/structured/oracle.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -507,6 +508,45 @@ std::size_t workspace_bytes(FACTORMAX_STRUCTURE_PARAMETERS, int method) {
   return factormax::workspace_bytes<T>(p, static_cast<factormax::Method>(method));
 }
 
+// The best structure of a structured factor for each row of scores: the variables that are on, the
+// features that count, and whether there is one.
+std::tuple<nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>,
+           nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>,
+           nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>>
+best_structures(int kind, Vector<const std::int32_t> shape, Matrix<const double> eta_u,
+                Matrix<const double> eta_v, Vector<const double> param) {
+  using factormax::OracleKind;
+  const std::size_t batch = eta_u.shape(0);
+  const auto which = static_cast<OracleKind>(kind);
+  const factormax::Span<const std::int32_t> sizes{shape.data(), static_cast<int>(shape.size())};
+  require(0 <= kind && kind < static_cast<int>(OracleKind::callback) &&
+              shape_fits(which, sizes, static_cast<std::int64_t>(eta_u.shape(1)),
+                         static_cast<std::int64_t>(eta_v.shape(1))),
+          "the structured factor has the wrong kind or shape");
+  require(eta_v.shape(0) == batch && param.shape(0) == batch, "the batch sizes differ");
+  const int vars = static_cast<int>(eta_u.shape(1));
+  factormax::Oracle oracle;
+  factormax::Workspace counter;
+  oracle.allocate(which, sizes, vars, counter);
+  factormax::Workspace workspace(counter.used());
+  if (!workspace.valid()) throw std::bad_alloc();
+  oracle.allocate(which, sizes, vars, workspace);
+  std::vector<std::int32_t> on(batch * oracle.slots()), features(batch * oracle.feature_slots());
+  std::vector<std::uint8_t> found(batch);
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < batch; ++i) {
+      const double* scores = eta_u.data() + i * eta_u.shape(1);
+      if (!oracle.prepare(scores, param(i), nullptr, 0)) continue;
+      found[i] =
+          oracle.map(scores, eta_v.data() + i * eta_v.shape(1), on.data() + i * oracle.slots(),
+                     features.data() + i * oracle.feature_slots(),
+                     nullptr) == factormax::OracleAnswer::found;
+    }
+  }
+  return {as_array(std::move(on)), as_array(std::move(features)), as_array(std::move(found))};
+}
+
 template <class T>
 void bind(nb::module_& m) {
   m.def("solve", &solve<T>, FACTORMAX_STRUCTURE_NAMES, "warm"_a.none(), "callbacks"_a.none(),
@@ -530,6 +570,8 @@ NB_MODULE(_core, m) {
   m.doc() = "The native core of factormax.";
   bind<double>(m);
   bind<float>(m);
+  m.def("best_structures", &best_structures, "kind"_a, "shape"_a, "eta_u"_a, "eta_v"_a, "param"_a,
+        "The MAP oracle of a structured factor, for each row of scores.");
   m.def("set_num_threads", &factormax::set_num_threads, "threads"_a);
   m.def("get_num_threads", &factormax::get_num_threads);
 }

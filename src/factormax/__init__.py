@@ -10,6 +10,7 @@ Write a graph in a few lines, solve it, and differentiate through the solution::
     u.value  # a sparse combination of matchings
 """
 
+from factormax import testing
 from factormax._core import get_num_threads
 from factormax.errors import (
     FactormaxError,
@@ -81,4 +82,5 @@ __all__ = [
     "XorOut",
     "get_num_threads",
     "set_num_threads",
+    "testing",
 ]

@@ -229,7 +229,7 @@ class CompactSolver {
   // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is
   // small. Pairs are many, though, which makes the finish dear.
   T first_promising() const {
-    if (structured_ != nullptr) return T(0.05);  // a pass is dear beside a finish
+    if (structured_ != nullptr) return T(0.1);  // a pass is dear beside a finish
     if (p_->m == p_->hard) return kPromising;
     T largest = 1;
     for (int r = p_->hard; r < p_->m; ++r) largest = std::max(largest, p_->hi[r] * p_->scale[r]);

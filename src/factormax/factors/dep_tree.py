@@ -21,6 +21,9 @@ class DepTree(StructuredFactor):
         single_root: exactly one word hangs from the root; otherwise several may.
         packed: accepted, and is this layout.
 
+    A budget of modifiers for head h goes over the column without its root arc,
+    `fm.Budget([u[:h, h], u[h + 1:, h]], 3)`.
+
     Among trees of the same score, which one the oracle finds is fixed but not defined.
 
     Example:

@@ -8,11 +8,12 @@ the solution, and their probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from factormax.arrays import Array
+from factormax._core import best_structures
+from factormax.arrays import Array, ArrayLike, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, BoolArray
 from factormax.variable import Variable
@@ -82,6 +83,41 @@ class StructuredFactor(BaseFactor):
     @classmethod
     def check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
         """Raises unless the variables that are present, `(B, d)`, make sense."""
+
+    def map(self, eta_u: ArrayLike, eta_v: ArrayLike = ()) -> Any:
+        """The best structure for these scores, by the factor's oracle.
+
+        Args:
+            eta_u: scores of the variables, in their shape. −inf (a masked variable) stays off.
+            eta_v: scores of the factor's own (transitions, then initial, then final), flat or in
+                their shape.
+
+        Returns:
+            `(m, n)`: the 0/1 assignment, and how often each score counts (in the shape of `eta_v`);
+            None if there is no structure. Among structures of the same score, which one is fixed
+            but not defined.
+        """
+        scores = np.asarray(to_numpy(eta_u), dtype=np.float64).reshape(1, -1)
+        own = np.asarray(to_numpy(eta_v), dtype=np.float64)
+        if scores.size != self.index.size or own.size != self.num_scores:
+            raise ShapeError(
+                f"{self.name}: map takes {self.index.size} scores of variables, in the shape "
+                f"{self.variable_shape}, and {self.num_scores} of its own, got {scores.size} and "
+                f"{own.size}."
+            )
+        number = self.params[0][0] if self.params else np.zeros(1)
+        on, features, found = best_structures(
+            self.oracle,
+            np.array(self.oracle_shape, dtype=np.int32),
+            scores,
+            own.reshape(1, -1),
+            number.astype(np.float64),
+        )
+        if not found[0]:
+            return None
+        assignment = np.bincount(on[on >= 0], minlength=scores.size).astype(np.float64)
+        counts = np.bincount(features[features >= 0], minlength=own.size).astype(np.float64)
+        return assignment.reshape(self.variable_shape), counts.reshape(own.shape)
 
     @property
     def structures(self) -> Array:
