@@ -196,6 +196,26 @@ class StructuredContract:
             grads, own_grads = gradients(case, built, solution, case.draw(rng))
             assert not grads.any() and not any(g.any() for g in own_grads.values())
 
+    @pytest.mark.parametrize("forbid", [False, True])
+    def test_map_is_the_best_structure(self, forbid):
+        for case, eta, own, rng in self.draws(16, repeat=10):
+            factor = build(case, eta, own).factor
+            flat = case.flat(own)
+            if forbid:
+                eta[rng.random(case.shape) < 0.2] = -np.inf
+                if not self.whole(case, np.isfinite(eta)[None])[0]:
+                    continue
+            scores = column_scores(case.M, case.N, eta.reshape(-1), flat)
+            answer = factor.map(eta.reshape(factor.variable_shape), flat)
+            if scores.max() == -np.inf:
+                assert answer is None
+                continue
+            m, n = answer
+            assert np.shape(m) == factor.variable_shape
+            (column,) = case.columns(np.reshape(m, (1, -1)))
+            assert scores[column] >= scores.max() - 1e-12
+            np.testing.assert_array_equal(np.reshape(n, -1), case.N[:, column])
+
     def test_nearly_forbidden(self):
         """Scores of −1e9 are as good as −inf, and do not blur the others."""
         for case, eta, own, rng in self.draws(3, repeat=2):

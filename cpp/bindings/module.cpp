@@ -414,15 +414,17 @@ std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<c
                                 Matrix<std::int8_t> var_side, Matrix<std::int8_t> row_side,
                                 Vector<double> objective, Vector<double> primal_residual,
                                 Vector<double> dual_residual, Vector<std::int32_t> iterations,
-                                Vector<std::int32_t> status, Vector<std::int32_t> oracle_calls) {
+                                Vector<std::int32_t> status, Vector<std::int32_t> oracle_calls,
+                                Vector<double> upper_bound, Vector<std::uint8_t> integral) {
   Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
   const Callbacks functions(callbacks, p.structured.count);
   functions.give_to(p);
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
-  require(method == 0 || method == 1, "method must be 0 (compact) or 1 (ADMM)");
+  require(0 <= method && method <= 3, "method must be 0 (compact) to 3 (AD3)");
   require(objective.shape(0) == batch && primal_residual.shape(0) == batch &&
               dual_residual.shape(0) == batch && iterations.shape(0) == batch &&
-              status.shape(0) == batch && oracle_calls.shape(0) == batch,
+              status.shape(0) == batch && oracle_calls.shape(0) == batch &&
+              upper_bound.shape(0) == batch && integral.shape(0) == batch,
           "a per-instance output has the wrong shape");
   require(fault.shape(0) == 2, "fault has the wrong shape");
   factormax::Outputs<T> out;
@@ -437,6 +439,8 @@ std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<c
   out.iterations = iterations.data();
   out.status = status.data();
   out.oracle_calls = oracle_calls.data();
+  out.upper_bound = upper_bound.data();
+  out.integral = integral.data();
   factormax::Options options;
   options.tol = tol;
   options.max_iter = max_iter;
@@ -554,7 +558,7 @@ void bind(nb::module_& m) {
         "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(), "var_side"_a.noconvert(),
         "row_side"_a.noconvert(), "objective"_a.noconvert(), "primal_residual"_a.noconvert(),
         "dual_residual"_a.noconvert(), "iterations"_a.noconvert(), "status"_a.noconvert(),
-        "oracle_calls"_a.noconvert(),
+        "oracle_calls"_a.noconvert(), "upper_bound"_a.noconvert(), "integral"_a.noconvert(),
         "Solve a batch of instances into the given output arrays; returns the structures.");
   m.def("vjp", &vjp<T>, FACTORMAX_STRUCTURE_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
         "row_side"_a, "status"_a, "count"_a, "prob"_a, "on"_a, "features"_a, "dense"_a,

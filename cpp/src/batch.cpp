@@ -2,8 +2,9 @@
 
 #include "factormax/admm.hpp"
 #include "factormax/backward.hpp"
-#include "factormax/compact.hpp"
+#include "factormax/linear.hpp"
 #include "factormax/parallel.hpp"
+#include "factormax/proximal.hpp"
 #include "factormax/structured/structured.hpp"
 
 namespace factormax {
@@ -16,16 +17,24 @@ struct ForwardState {
   StructuredFactors<T> structured;
   CompactSolver<T> compact;
   AdmmSolver<T> admm;
+  ProximalSolver<T> proximal;
   Span<T> error;
+  Span<T> rows;  // scratch of AD3
+
+  DualPoint<T>* point = nullptr;  // where the method ended
+  double bound = 0;               // of linear methods
+  bool integral = false;
 
   // growth: of the room for structures.
   void allocate(const Problem<T>& p, Method method, int growth, Workspace& ws) {
     instance.allocate(p, ws);
     error = ws.take<T>(p.num_vars);
+    if (method == Method::ad3) rows = ws.take<T>(p.num_dual());
     structured.allocate(p, growth, ws);
     StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
     if (method == Method::compact) compact.allocate(p, hubs, ws);
-    if (method == Method::admm) admm.allocate(p, hubs, ws);
+    if (method == Method::admm || method == Method::ad3) admm.allocate(p, hubs, ws);
+    if (method == Method::proximal) proximal.allocate(p, hubs, ws);
   }
 };
 
@@ -113,12 +122,13 @@ struct Leased {
 };
 
 template <class T>
-FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v) {
+FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v,
+                                  double quadratic) {
   const T *eta_u = p.eta_u.at(i), *eta_v = p.eta_v.at(i);
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int j = 0; j < p.num_vars; ++j) {
-    const double term = double(mu[j]) * (double(eta_u[j]) - 0.5 * double(mu[j]));
+    const double term = double(mu[j]) * (double(eta_u[j]) - 0.5 * quadratic * double(mu[j]));
     sum += mu[j] != 0 ? term : 0.0;  // the score may be -inf
   }
   for (int q = 0; q < p.num_scores(); ++q) {
@@ -141,6 +151,20 @@ void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int
   std::fill_n(out.var_side.at(i), p.num_vars, absent);
   std::fill_n(out.row_side.at(i), p.num_dual(), absent);
   out.objective[i] = -std::numeric_limits<double>::infinity();
+}
+
+// The marginals of the structured factors' scores.
+template <class T>
+void write_features(const Problem<T>& p, const StructuredFactors<T>& structured, T* mu_v) {
+  std::fill_n(mu_v + p.num_pairs, p.structured.num_scores, T(0));
+  for (int f = 0; f < structured.all().size; ++f) {
+    StructuredFactor& factor = structured.all()[f];
+    if (!factor.present) continue;
+    fill(factor.eta_v, 0.0);  // the marginals, from here on
+    factor.set.scatter_features(factor.set.p.data, factor.eta_v.data);
+    T* own = mu_v + p.num_pairs + p.structured.score_ptr[f];
+    for (int k = 0; k < factor.eta_v.size; ++k) own[k] = T(factor.eta_v[k]);
+  }
 }
 
 template <class T>
@@ -166,22 +190,15 @@ FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& ins
       mu[v] = value(j, side[v]);
     }
   }
-  std::fill_n(mu_v + p.num_pairs, p.structured.num_scores, T(0));
-  for (int f = 0; f < structured.all().size; ++f) {
-    StructuredFactor& factor = structured.all()[f];
-    if (!factor.present) continue;
-    fill(factor.eta_v, 0.0);  // the marginals, from here on
-    factor.set.scatter_features(factor.set.p.data, factor.eta_v.data);
-    T* own = mu_v + p.num_pairs + p.structured.score_ptr[f];
-    for (int k = 0; k < factor.eta_v.size; ++k) own[k] = T(factor.eta_v[k]);
-    for (int k = 0; k < factor.var.size && !factor.linked; ++k) {
+  write_features(p, structured, mu_v);
+  for (const StructuredFactor& factor : structured.all()) {
+    if (!factor.present || factor.linked) continue;
+    factor.each([&](int k, int) {
       // A variable that is on in all structures is on, whatever the sum of their rounded p.
-      const T eps = std::numeric_limits<T>::epsilon();
-      if (factor.var[k] < 0) continue;
       T& value = mu[instance.var[factor.var[k]]];
       value = T(factor.v[k]);
-      if (value > 1 - 16 * eps) value = 1;
-    }
+      if (value > 1 - 16 * std::numeric_limits<T>::epsilon()) value = 1;
+    });
   }
   std::fill_n(tau, p.num_dual(), T(0));
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
@@ -190,7 +207,31 @@ FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& ins
     const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
     mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
   }
-  out.objective[i] = objective(p, i, mu, mu_v);
+  out.objective[i] = objective(p, i, mu, mu_v, 1.0);
+}
+
+// The answer of a linear program: there is nothing to differentiate.
+template <class T>
+void write_vertex(const Problem<T>& p, const Instance<T>& instance,
+                  const StructuredFactors<T>& structured, const DualPoint<T>& at, std::int64_t i,
+                  const Outputs<T>& out) {
+  T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
+  std::fill_n(mu, p.num_vars, T(0));
+  std::fill_n(tau, p.num_dual(), T(0));
+  std::fill_n(out.var_side.at(i), p.num_vars, static_cast<std::int8_t>(Side::absent));
+  std::fill_n(out.row_side.at(i), p.num_dual(), static_cast<std::int8_t>(Side::absent));
+  for (int j = 0; j < instance.n; ++j) {
+    mu[instance.var[j]] = clip(at.mu[j], T(0), T(1));
+    out.var_side.at(i)[instance.var[j]] = static_cast<std::int8_t>(Side::lower);
+  }
+  for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
+  write_features(p, structured, mu_v);
+  for (int q = 0; q < p.num_pairs; ++q) {
+    const PairView<T> pair(p, q);
+    const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
+    mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
+  }
+  out.objective[i] = objective(p, i, mu, mu_v, 0.0);
 }
 
 // How far the answer itself, with its exact zeros and ones, is from meeting the constraints: it
@@ -229,6 +270,41 @@ struct InstanceStructures {
   }
 };
 
+// Solves a prepared instance by the method; the state then holds the point it ended at.
+template <class T>
+Result run(const Problem<T>& p, Method method, Options options, const T* warm,
+           ForwardState<T>& state, Control& control, bool may_poll) {
+  Instance<T>& instance = state.instance;
+  Result result;
+  switch (method) {
+    case Method::compact:
+      result = state.compact.solve(p, instance, warm, options, control, may_poll);
+      state.point = &state.compact.point();
+      break;
+    case Method::proximal:
+      result = state.proximal.solve(p, instance, warm, options, control, may_poll);
+      state.point = &state.proximal.point();
+      state.bound = state.proximal.bound();
+      state.integral = state.proximal.integral();
+      break;
+    default: {
+      options.linear = method == Method::ad3;
+      result = state.admm.solve(instance, warm, options, control, may_poll);
+      DualPoint<T>& at = state.admm.point();
+      state.point = &at;
+      if (!options.linear || result.status == Status::infeasible) break;
+      StructuredFactors<T>* hubs = state.structured.any() ? &state.structured : nullptr;
+      for (int r = 0; r < instance.m; ++r) {
+        at.x[r] = clip(at.x[r], instance.lo[r], instance.hi[r]);
+      }
+      reduced_scores(instance, Span<const T>(at.x), at.z, state.rows);
+      state.bound = linear_bound(instance, at.z.data, at.x.data, hubs);
+      state.integral = round_to_structure(instance, at.mu, state.error, hubs);
+    }
+  }
+  return result;
+}
+
 template <class T>
 void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
                const T* warm, const Outputs<T>& out, InstanceStructures* found,
@@ -237,21 +313,25 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   StructuredFactors<T>& structured = state.structured;
   instance.prepare(p, i);
   if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
-  const bool compact = method == Method::compact;
-  Result result = compact ? state.compact.solve(p, instance, warm, options, control, may_poll)
-                          : state.admm.solve(instance, warm, options, control, may_poll);
+  Result result = run(p, method, options, warm, state, control, may_poll);
   if (structured.any() && structured.trouble() == ActiveSetResult::no_room) return;
   if (structured.any() && structured.trouble() == ActiveSetResult::stopped) {
     control.stop.store(true, std::memory_order_relaxed);
   }
+  const bool linear = method == Method::proximal || method == Method::ad3;
+  if (linear) out.integral[i] = 0;
   if (result.status == Status::infeasible) {
     write_infeasible(p, instance, i, out);
+    if (linear) out.upper_bound[i] = -std::numeric_limits<double>::infinity();
+  } else if (linear) {
+    out.integral[i] = state.integral;
+    out.upper_bound[i] = state.bound;
+    write_vertex(p, instance, structured, *state.point, i, out);
   } else {
-    const DualPoint<T>& at = compact ? state.compact.point() : state.admm.point();
     // The compact dual's error is in its gradient; ADMM's copies disagree by its residuals.
     const double apart = std::max(result.primal_residual, result.dual_residual);
-    const T error = compact ? T(0) : static_cast<T>(apart);
-    write_solution(p, instance, structured, at, error, state.error, i, out);
+    const T error = method == Method::compact ? T(0) : static_cast<T>(apart);
+    write_solution(p, instance, structured, *state.point, error, state.error, i, out);
     check_rows(instance, out.mu.at(i), result);
   }
   for (const StructuredFactor& f : structured.all()) {

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 METHODS = {"auto": 0, "admm": 1}
+MAP_METHODS = {"auto": 2, "ad3": 3}
 _core: Any = _typed_core  # its overloads are chosen by dtype, at run time
 ABSENT_SIDE = 2  # Side::absent of the core
 
@@ -48,6 +49,7 @@ class Options:
     max_inner_iter: int = 100_000
     step_size: float = 1.0
     on_failure: str = "warn"
+    linear: bool = False  # LP-MAP
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class RawSolution:
     iterations: npt.NDArray[np.int32]
     status: npt.NDArray[np.int32]
     oracle_calls: npt.NDArray[np.int32]
+    upper_bound: npt.NDArray[np.float64]  # of linear programs
+    integral: npt.NDArray[np.bool_]
     structures: FoundStructures = field(default_factory=FoundStructures.none)
 
     @classmethod
@@ -93,11 +97,14 @@ class RawSolution:
             iterations=np.empty(batch, np.int32),
             status=np.empty(batch, np.int32),
             oracle_calls=np.empty(batch, np.int32),
+            upper_bound=np.full(batch, np.inf),
+            integral=np.zeros(batch, np.bool_),
         )
 
     def outputs(self) -> list[npt.NDArray[Any]]:
         """The arrays that the core fills, in its order."""
-        return list(self.__dict__.values())[:-1]
+        *arrays, integral, _ = self.__dict__.values()
+        return [*arrays, integral.view(np.uint8)]
 
     @classmethod
     def joined(cls, parts: list[RawSolution]) -> RawSolution:
@@ -117,7 +124,9 @@ class RawSolution:
     ) -> RawSolution:
         """Only what `vjp` looks at."""
         none: Any = np.zeros(0)
-        return cls(mu, mu_v, none, var_side, row_side, none, none, none, none, status, none)
+        return cls(
+            mu, mu_v, none, var_side, row_side, none, none, none, none, status, none, none, none
+        )
 
 
 def _structure(
@@ -193,7 +202,7 @@ def _solve_with(
         None if warm is None else np.ascontiguousarray(warm, dtype),
         callbacks,
         fault,
-        METHODS[options.method],
+        (MAP_METHODS if options.linear else METHODS)[options.method],
         options.tol,
         options.max_iter,
         options.max_inner_iter,

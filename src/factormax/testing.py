@@ -425,35 +425,28 @@ def _structures_of(raw: RawSolution, factor: StructuredFactor) -> list[tuple[Mat
 
 def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
     """All ways to ask for the best structure of one instance, by name."""
-    if not isinstance(factor, Factor):
-        return {"the oracle": lambda eta_u, eta_v: _best_by_solving(factor, eta_u, eta_v)}
     oracles: dict[str, Ask] = {}
+    if not isinstance(factor, Factor):
+        oracles["map"] = lambda eta_u, eta_v: _flat(factor.map(eta_u, eta_v))
+        return oracles
     own = factor
-    if factor.native_map is not None:
-        oracles["native_map"] = _native(factor)
-    if type(factor).map is not Factor.map:
-        shape, own_shape = factor.variable_shape, factor._score_shape
+    if own.native_map is not None:
+        oracles["native_map"] = _native(own)
+    if type(own).map is not Factor.map:
+        shape, own_shape = own.variable_shape, own._score_shape
 
         def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
             answer = own.map(eta_u.reshape(shape), eta_v.reshape(own_shape))
             return None if answer is None else own.checked(answer, eta_u)
 
         oracles["map"] = ask
-    if hasattr(factor, "map_batch"):
+    if hasattr(own, "map_batch"):
         oracles["map_batch"] = lambda eta_u, eta_v: own.call_batch(eta_u[None], eta_v[None])[0]
     return oracles
 
 
-def _best_by_solving(factor: StructuredFactor, eta_u: Matrix, eta_v: Matrix) -> Structure | None:
-    """The most probable structure for scores so large that the rest hardly counts."""
-    largest = max(np.abs(a[np.isfinite(a)]).max(initial=1e-12) for a in (eta_u, eta_v))
-    scores = np.zeros((1, factor.graph.num_variables))
-    scores[0, factor.index.reshape(-1)] = 1e9 / largest * eta_u
-    params = np.concatenate([np.zeros(0), *(p.reshape(-1) for p in factor.params)])
-    numbers = Numbers(scores, 1e9 / largest * eta_v[None], params, None)
-    raw = engine.solve(_wiring(factor), numbers, _EXACT)
-    ((p, m, n),) = _structures_of(raw, factor)
-    return (m[p.argmax()], n[p.argmax()]) if len(p) else None
+def _flat(answer: Any) -> Structure | None:
+    return None if answer is None else (answer[0].reshape(-1), answer[1].reshape(-1))
 
 
 def _native(factor: Factor) -> Ask:

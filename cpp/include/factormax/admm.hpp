@@ -30,12 +30,13 @@ class AdmmSolver {
     order_ = ws.take<std::int32_t>(vars + 2);
   }
 
-  const DualPoint<T>& point() const { return point_; }
+  DualPoint<T>& point() { return point_; }
 
   Result solve(const Instance<T>& p, const T* warm, const Options& options, Control& control,
                bool may_poll) {
     p_ = &p;
     gamma_ = T(options.step_size);
+    quadratic_ = options.linear ? T(0) : T(1);
     point_.resize(p.m, p.n);
     if (!p.consistent) {
       return {Status::infeasible, 0, 0, std::numeric_limits<double>::infinity(), 0};
@@ -76,7 +77,8 @@ class AdmmSolver {
     for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
     reduced_scores(p, Span<const T>(point_.x), point_.z, point_.g);
     if (structured_ != nullptr) {
-      if (result.status != Status::infeasible && trouble() == ActiveSetResult::solved) {
+      if (!options.linear && result.status != Status::infeasible &&
+          trouble() == ActiveSetResult::solved) {
         structured_->return_to(p, point_, options, control, may_poll);
         structured_->complete(std::max(result.primal_residual, result.dual_residual));
       }
@@ -113,12 +115,13 @@ class AdmmSolver {
       }
     });
     for (int j = 0; j < p.n; ++j) {
-      point_.mu[j] = delta_[j] == 0 ? clip(p.eta[j], T(0), T(1)) : 1 / delta_[j];
+      const T alone = (quadratic_ == 0) ? T(p.eta[j] > 0) : clip(p.eta[j], T(0), T(1));
+      point_.mu[j] = delta_[j] == 0 ? alone : 1 / delta_[j];
       delta_[j] = std::sqrt(delta_[j]);
     }
     for_structured([&](StructuredFactor& f, int) {
       const bool uniform = StructuredFactors<T>::set_weights(
-          f, [&](int j) { return (gamma_ + 1) / double(delta_[j] * delta_[j]); });
+          f, [&](int j) { return (gamma_ + quadratic_) / double(delta_[j] * delta_[j]); });
       f.set.begin(f.w.data, uniform);
     });
   }
@@ -138,7 +141,7 @@ class AdmmSolver {
     return structured_ == nullptr ? ActiveSetResult::solved : structured_->trouble();
   }
 
-  // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2
+  // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2, or gamma / 2
   void solve_structured(StructuredFactor& f, int begin, const Options& options, Control& control,
                         bool may_poll) {
     for (int k = 0; k < f.var.size; ++k) {
@@ -157,7 +160,8 @@ class AdmmSolver {
   void set_link_multipliers(const StructuredFactor& f) {
     if (!f.linked) return;
     f.each([&](int k, int r) {
-      point_.x[r] = T(f.x[k] - (f.w[k] - p_->weight[f.var[k]]) * f.v[k]) * p_->norm[r];
+      const double own = quadratic_ * p_->weight[f.var[k]];
+      point_.x[r] = T(f.x[k] - (f.w[k] - own) * f.v[k]) * p_->norm[r];
     });
   }
 
@@ -165,7 +169,7 @@ class AdmmSolver {
     const Instance<T>& p = *p_;
     const int begin = links_begin(block), d = links_end(block) - begin;
     const int last = block.first + block.count - 1;
-    const T step = 1 / (gamma_ + 1);
+    const T step = 1 / (gamma_ + quadratic_);
     for (int k = 0; k < d; ++k) {
       const int j = p.col[begin + k];
       const T score = base_[j] / delta_[j] + lam_[begin + k] + gamma_ * point_.mu[j] / delta_[j];
@@ -249,7 +253,7 @@ class AdmmSolver {
 
   const Instance<T>* p_ = nullptr;
   StructuredFactors<T>* structured_ = nullptr;
-  T gamma_ = 1;
+  T gamma_ = 1, quadratic_ = 1;
   DualPoint<T> point_;
   Span<T> lam_, copy_;              // per link
   Span<T> delta_, base_, average_;  // per variable

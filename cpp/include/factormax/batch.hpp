@@ -7,7 +7,8 @@
 
 namespace factormax {
 
-enum class Method : std::int32_t { compact = 0, admm = 1 };
+// The last two solve the linear program: LP-MAP.
+enum class Method : std::int32_t { compact = 0, admm = 1, proximal = 2, ad3 = 3 };
 
 // The structures that make up the solutions of structured factors: instance after instance, factor
 // after factor, `count` of them each. They are what the backward pass needs of these.

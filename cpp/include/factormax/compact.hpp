@@ -32,12 +32,24 @@ class CompactSolver {
     order_ = ws.take<std::int32_t>(links);
   }
 
-  const DualPoint<T>& point() const { return now_; }
+  DualPoint<T>& point() { return now_; }
+  Result& result() { return result_; }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
   // solution is approached, and restored exactly.
   Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
                Control& control, bool may_poll) {
+    if (!begin(problem, p, options, control, may_poll)) return result_;
+    start(warm);
+    if (warm != nullptr || approach()) minimise(T(options.tol), options.max_iter, warm != nullptr);
+    settle(true);
+    return result_;
+  }
+
+  // The parts of a solve, for those who solve several that differ in their scores. Returns false if
+  // some constraint alone can't hold.
+  bool begin(const Problem<T>& problem, Instance<T>& p, const Options& options, Control& control,
+             bool may_poll) {
     p_ = &p;
     problem_ = &problem;
     options_ = &options;
@@ -54,94 +66,26 @@ class CompactSolver {
     if (!p.consistent) {
       result_.status = Status::infeasible;
       result_.primal_residual = std::numeric_limits<double>::infinity();
-      return result_;
     }
-    start(warm);
-    if (warm != nullptr || approach()) minimise(T(options.tol), options.max_iter, warm != nullptr);
-    if (structured_ != nullptr) settle_structured();
-    return result_;
+    return p.consistent;
   }
 
- private:
-  static constexpr T kDirect = 32;  // scores up to this size are solved at once
-  static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
-  static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
+  void scale_multipliers(T ratio) {
+    for (int r = 0; r < p_->m; ++r) now_.x[r] *= ratio;
+  }
 
-  static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
-  static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
-  static constexpr int kStall = 12;          // passes without gain that mean rounding, near the end
-  static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
-
-  // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
-  // solution changes little when the scores grow by a factor: follow it from small scores.
-  // Returns false if that already shows that there is no solution.
-  bool approach() {
-    int stages = 0;
-    // Scores far below all others only keep their variables out.
-    const T relevant = std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
-    for (T size = relevant; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
-      ++stages;
-    }
-    if (stages == 0 || all_isolated()) return true;
-    rescale(std::pow(kStage, T(-stages)));
-    const bool small = interior_fits();
-    const int most = small ? kPatience - 20 : 200;  // passes at a stage
-    for (; stages > 0; --stages) {
-      minimise(T(0.1), std::min(options_->max_iter, result_.iterations + most), false);
-      if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
-        return false;
+  // tau = 0, half the bound on soft rows; blocks that share no variable are solved on the spot.
+  void start(const T* warm) {
+    const Instance<T>& p = *p_;
+    for (int r = 0; r < p.m; ++r) {
+      if (warm != nullptr) {
+        now_.x[r] = clip(warm[p.row[r]] / p.scale[r], p.lo[r], p.hi[r]);
+      } else {
+        now_.x[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
+        if (p.is_link(r))
+          now_.x[r] = p.eta[p.col[p.ptr[r]]] * p.weight[p.col[p.ptr[r]]] * p.norm[r];
       }
-      if (small && result_.status == Status::max_iter) {
-        rescale(std::pow(kStage, T(stages)));
-        impatient_ = true;
-        return true;
-      }
-      rescale(kStage);
     }
-    return true;
-  }
-
-  bool interior_fits() const {
-    return structured_ == nullptr && p_->m <= InteriorPoint<T>::kLargest;
-  }
-
-  void evaluate_at(DualPoint<T>& at) {
-    if (structured_ == nullptr) {
-      evaluate(*p_, at);
-    } else {
-      structured_->evaluate(*p_, at, *options_, *control_, may_poll_);
-    }
-  }
-
-  // What the structured factors leave behind must be the solution's, with whole faces; and what
-  // went wrong with them goes into the status.
-  void settle_structured() {
-    if (structured_->trouble() == ActiveSetResult::solved && result_.status != Status::infeasible &&
-        result_.status != Status::interrupted) {
-      if (!structured_->stand_at(now_)) evaluate_at(now_);
-      structured_->complete(result_.primal_residual);
-    }
-    switch (structured_->trouble()) {
-      case ActiveSetResult::solved:
-        break;
-      case ActiveSetResult::no_structure:
-        result_.status = Status::infeasible;
-        break;
-      case ActiveSetResult::limit:
-        result_.status = Status::max_iter;
-        break;
-      default:
-        result_.status = Status::interrupted;
-    }
-    result_.oracle_calls = structured_->oracle_calls();
-  }
-
-  void rescale(T ratio) {
-    Instance<T>& p = *p_;
-    if (structured_ != nullptr) structured_->rescale(ratio);
-    for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
-    for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
-    for (int r = 0; r < p.m; ++r) now_.x[r] *= ratio;
     solve_isolated();
   }
 
@@ -226,6 +170,90 @@ class CompactSolver {
     if (result.status != Status::converged && infeasible()) result.status = Status::infeasible;
   }
 
+  // What the structured factors leave behind must be the solution's, with whole faces if those are
+  // asked for; and what went wrong with them goes into the status.
+  void settle(bool faces) {
+    if (structured_ == nullptr) return;
+    if (faces && structured_->trouble() == ActiveSetResult::solved &&
+        result_.status != Status::infeasible && result_.status != Status::interrupted) {
+      if (!structured_->stand_at(now_)) evaluate_at(now_);
+      structured_->complete(result_.primal_residual);
+    }
+    switch (structured_->trouble()) {
+      case ActiveSetResult::solved:
+        break;
+      case ActiveSetResult::no_structure:
+        result_.status = Status::infeasible;
+        break;
+      case ActiveSetResult::limit:
+        result_.status = Status::max_iter;
+        break;
+      default:
+        result_.status = Status::interrupted;
+    }
+    result_.oracle_calls = structured_->oracle_calls();
+  }
+
+ private:
+  static constexpr T kDirect = 32;  // scores up to this size are solved at once
+  static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
+  static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
+
+  static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
+  static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
+  static constexpr int kStall = 12;          // passes without gain that mean rounding, near the end
+  static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
+
+  // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
+  // solution changes little when the scores grow by a factor: follow it from small scores.
+  // Returns false if that already shows that there is no solution.
+  bool approach() {
+    int stages = 0;
+    // Scores far below all others only keep their variables out.
+    const T relevant = std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
+    for (T size = relevant; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
+      ++stages;
+    }
+    if (stages == 0 || all_isolated()) return true;
+    rescale(std::pow(kStage, T(-stages)));
+    const bool small = interior_fits();
+    const int most = small ? kPatience - 20 : 200;  // passes at a stage
+    for (; stages > 0; --stages) {
+      minimise(T(0.1), std::min(options_->max_iter, result_.iterations + most), false);
+      if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
+        return false;
+      }
+      if (small && result_.status == Status::max_iter) {
+        rescale(std::pow(kStage, T(stages)));
+        impatient_ = true;
+        return true;
+      }
+      rescale(kStage);
+    }
+    return true;
+  }
+
+  bool interior_fits() const {
+    return structured_ == nullptr && p_->m <= InteriorPoint<T>::kLargest;
+  }
+
+  void evaluate_at(DualPoint<T>& at) {
+    if (structured_ == nullptr) {
+      evaluate(*p_, at);
+    } else {
+      structured_->evaluate(*p_, at, *options_, *control_, may_poll_);
+    }
+  }
+
+  void rescale(T ratio) {
+    Instance<T>& p = *p_;
+    if (structured_ != nullptr) structured_->rescale(ratio);
+    for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
+    for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
+    scale_multipliers(ratio);
+    solve_isolated();
+  }
+
   // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is
   // small. Pairs are many, though, which makes the finish dear.
   T first_promising() const {
@@ -234,21 +262,6 @@ class CompactSolver {
     T largest = 1;
     for (int r = p_->hard; r < p_->m; ++r) largest = std::max(largest, p_->hi[r] * p_->scale[r]);
     return std::min(kPromising * largest / 2, T(0.25));
-  }
-
-  // tau = 0, half the bound on soft rows; blocks that share no variable are solved on the spot.
-  void start(const T* warm) {
-    const Instance<T>& p = *p_;
-    for (int r = 0; r < p.m; ++r) {
-      if (warm != nullptr) {
-        now_.x[r] = clip(warm[p.row[r]] / p.scale[r], p.lo[r], p.hi[r]);
-      } else {
-        now_.x[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
-        if (p.is_link(r))
-          now_.x[r] = p.eta[p.col[p.ptr[r]]] * p.weight[p.col[p.ptr[r]]] * p.norm[r];
-      }
-    }
-    solve_isolated();
   }
 
   bool isolated(const Block& block) const { return problem_->block_isolated[block.source] != 0; }

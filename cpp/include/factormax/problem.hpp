@@ -135,6 +135,7 @@ struct Options {
   int max_inner_iter = 100000;  // oracle calls of a structured factor in one pass
   double step_size = 1.0;       // ADMM only
   bool finish = true;           // the exact finish of the compact dual
+  bool linear = false;          // ADMM only: without the quadratic term, which is AD3
 };
 
 // How the solve of one instance ended.
@@ -160,6 +161,8 @@ struct Outputs {
   std::int32_t* iterations = nullptr;
   std::int32_t* status = nullptr;
   std::int32_t* oracle_calls = nullptr;
+  double* upper_bound = nullptr;     // (B,) of linear methods
+  std::uint8_t* integral = nullptr;  // (B,)
 };
 
 // Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and

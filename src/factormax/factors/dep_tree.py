@@ -33,7 +33,7 @@ class DepTree(StructuredFactor):
         >>> tree = fg.add(fm.DepTree(u))
         >>> _ = fg.solve()
         >>> tree.probs.round(3), tree.structures[0]
-        (array([0.6, 0.4]), array([[1., 0., 0.],
+        (array([0.829, 0.086, 0.086]), array([[1., 0., 0.],
                [1., 0., 0.],
                [0., 1., 0.]]))
     """

@@ -84,7 +84,7 @@ class Factor(StructuredFactor):
                 f"pass native_map."
             )
 
-    def map(self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]) -> Any:
+    def map(self, eta_u: Any, eta_v: Any = ()) -> Any:
         """The best structure: maximises `eta_u · m + eta_v · n`.
 
         Args:
@@ -95,7 +95,8 @@ class Factor(StructuredFactor):
             `(m, n)`: the 0/1 assignment, and the features that `eta_v` scores (anything empty
             without scores). None if there is no structure.
         """
-        answers = self.map_batch(eta_u[None], eta_v[None])  # type: ignore[attr-defined]
+        one = np.asarray(eta_u)[None], np.asarray(eta_v)[None]
+        answers = self.map_batch(*one)  # type: ignore[attr-defined]
         if answers is None:
             return None
         m, n = answers

@@ -38,12 +38,12 @@ class Sequence(StructuredFactor):
         >>> sequence = fg.add(fm.Sequence(u, np.array([[0.5, 0.0], [0.0, 0.5]])))
         >>> _ = fg.solve()
         >>> u.value.round(2)
-        array([[0.87, 0.13],
-               [0.53, 0.47],
-               [0.33, 0.67]])
+        array([[0.75, 0.25],
+               [0.45, 0.55],
+               [0.45, 0.55]])
         >>> sequence.value.round(2)
-        array([[0.87, 0.53],
-               [0.  , 0.6 ]])
+        array([[0.9, 0.3],
+               [0. , 0.8]])
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "states")

@@ -40,7 +40,7 @@ class SequenceBudget(StructuredFactor):
         >>> rationale = fg.add(fm.SequenceBudget(u, 0.5, budget=2))
         >>> _ = fg.solve()
         >>> u.value.round(3)
-        array([0.85, 0.95, 0.  , 0.15])
+        array([0.6, 0.6, 0.3, 0.4])
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)

@@ -32,8 +32,8 @@ class Table(StructuredFactor):
         >>> table = fg.add(fm.Table([u, v], np.array([[0.5, 0.0, 0.0], [0.0, 0.5, 0.0]])))
         >>> _ = fg.solve()
         >>> table.value.round(3)
-        array([[0.525, 0.   , 0.   ],
-               [0.   , 0.475, 0.   ]])
+        array([[0.514, 0.   , 0.014],
+               [0.   , 0.471, 0.   ]])
     """
 
     def __init__(self, variables: Variable | Sequence[Variable], scores: ArrayLike) -> None:

@@ -191,6 +191,44 @@ class ActiveSet {
     return ActiveSetResult::solved;
   }
 
+  // Holds the best structure for x alone.
+  ActiveSetResult take_best(const double* x, const double* eta_v, Oracle& oracle, double* v,
+                            double& best) {
+    count = 0;
+    const ActiveSetResult asked = ask(oracle, x, eta_v);
+    if (asked != ActiveSetResult::solved) return asked;
+    best = score(0, x, eta_v);
+    shift_ = best;
+    theta_[0] = 0;
+    append(0);
+    p[0] = 1;
+    average(v);
+    return ActiveSetResult::solved;
+  }
+
+  // The structure that is this 0/1 assignment, -1 if none at hand is.
+  int find(const double* assignment) const {
+    double size = 0;
+    for (int j = 0; j < shape_.vars; ++j) size += assignment[j];
+    for (int i = 0; i < count; ++i) {
+      int on_here = 0;
+      for (int s = 0; s < shape_.slots; ++s) on_here += on(i)[s] >= 0;
+      if (on_here == size && sum_on(i, assignment) == size) return i;
+    }
+    return -1;
+  }
+
+  void keep_only(int i, double* v) {
+    std::copy(on(i), on(i) + shape_.slots, on(0));
+    std::copy(features(i), features(i) + shape_.feature_slots, features(0));
+    std::copy(dense(i), dense(i) + shape_.dense_scores, dense(0));
+    count = 0;
+    theta_[0] = 0;
+    append(0);
+    p[0] = 1;
+    average(v);
+  }
+
   // The score of the best structure for these scores; false if the oracle fails.
   bool best_score(const double* scores, const double* eta_v, Oracle& oracle, double& best) {
     if (ask(oracle, scores, eta_v) != ActiveSetResult::solved) return false;

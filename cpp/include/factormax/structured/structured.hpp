@@ -226,6 +226,64 @@ class StructuredFactors {
     f.set.scatter(f.c.data, f.y.data);
   }
 
+  // eta_v . Np of all.
+  double feature_value() const {
+    double sum = 0;
+    for (const StructuredFactor& f : factors_) {
+      if (f.present) sum += f.set.feature_value(f.eta_v.data);
+    }
+    return sum;
+  }
+
+  // What the best structures score: at z on hubs, at the multipliers x on links. +inf if an oracle
+  // fails.
+  double best_value(const Instance<T>& p, const T* z, const T* x) {
+    double sum = 0;
+    for (StructuredFactor& f : factors_) {
+      if (!f.present) continue;
+      fill(f.y, -std::numeric_limits<double>::infinity());
+      f.each([&](int k, int r) {
+        f.y[k] = f.linked ? double(x[r]) * p.scale[r] : double(z[f.var[k]]);
+      });
+      double best = 0;
+      if (!f.set.best_score(f.y.data, f.eta_v.data, f.oracle, best)) {
+        return std::numeric_limits<double>::infinity();
+      }
+      sum += best;
+    }
+    return sum;
+  }
+
+  // The best structure of each hub for the scores of p, with probability 1; returns their scores.
+  double take_best(const Instance<T>& p, DualPoint<T>& at) {
+    double sum = 0;
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+      f.each([&](int k, int) { f.x[k] = double(p.eta[f.var[k]]); });
+      double best = 0;
+      problem_ = f.set.take_best(f.x.data, f.eta_v.data, f.oracle, f.v.data, best);
+      sum += best;
+      f.each([&](int k, int) { at.mu[f.var[k]] = T(f.v[k]); });
+    }
+    return sum;
+  }
+
+  // Whether every factor holds a structure that is just this 0/1 assignment; then that is all they
+  // hold.
+  bool settle_on(const T* assignment) {
+    for (int pass = 0; pass < 2; ++pass) {
+      for (StructuredFactor& f : factors_) {
+        if (!f.present) continue;
+        fill(f.y, 0.0);
+        f.each([&](int k, int) { f.y[k] = double(assignment[f.var[k]]); });
+        const int found = f.set.find(f.y.data);
+        if (found < 0) return false;
+        if (pass == 1) f.set.keep_only(found, f.v.data);
+      }
+    }
+    return true;
+  }
+
   ActiveSetResult trouble() const { return problem_; }
 
   std::int64_t oracle_calls() const {

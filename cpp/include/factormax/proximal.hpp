@@ -1,0 +1,143 @@
+// LP-MAP by the proximal point method, docs/math.md (56): each step is an LP-SparseMAP with the
+// scores t eta + mu_k, from the multipliers of the last; t doubles. Linear programs end after
+// finitely many steps, and the multipliers give a bound at any time.
+#pragma once
+
+#include "factormax/compact.hpp"
+#include "factormax/linear.hpp"
+
+namespace factormax {
+
+template <class T>
+class ProximalSolver {
+ public:
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    structured_ = structured;
+    compact_.allocate(p, structured, ws);
+    eta_ = ws.take<T>(p.num_vars);
+    center_ = ws.take<T>(p.num_vars);
+    work_ = ws.take<T>(p.num_vars);
+    hi_ = ws.take<T>(p.num_dual());
+  }
+
+  DualPoint<T>& point() { return compact_.point(); }
+  double bound() const { return bound_; }
+  bool integral() const { return integral_; }
+
+  // warm: multipliers of an earlier solution of the linear program, or null.
+  Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
+               Control& control, bool may_poll) {
+    integral_ = false;
+    bound_ = std::numeric_limits<double>::infinity();
+    if (!compact_.begin(problem, p, options, control, may_poll)) return compact_.result();
+    if (p.m == 0) return solve_at_once(p);
+    copy(p.eta.first(p.n), eta_);
+    copy(p.hi.first(p.m), hi_);
+    fill(center_.first(p.n), T(0));
+    T t = 1 / typical_score(p);
+    scale_scores(p, t);
+    if (structured_ != nullptr) structured_->rescale(t);
+    compact_.start(warm);
+    if (warm != nullptr) compact_.scale_multipliers(t);
+
+    const double tol = std::max(options.tol, 16.0 * std::numeric_limits<T>::epsilon());
+    T wanted = T(0.05);
+    Result& result = compact_.result();
+    for (int step = 0;; ++step) {
+      compact_.minimise(wanted, options.max_iter, step > 0 || warm != nullptr);
+      const Status status = result.status;
+      if (status == Status::infeasible || status == Status::interrupted || in_trouble()) break;
+      if (!better_bound(p, t)) result.status = Status::stalled;
+      const DualPoint<T>& at = compact_.point();
+      const double value = linear_value(p, at, eta_.data, hi_.data, double(t), structured_);
+      const double gap = bound_ - value;
+      const bool feasible = result.primal_residual <= tol;
+      result.dual_residual = std::max(gap, 0.0);
+      if (feasible && gap <= tol * (1 + std::fabs(value))) {
+        result.status = Status::converged;
+        break;
+      }
+      result.status = Status::max_iter;
+      if (result.iterations >= options.max_iter || step == kMostSteps) break;
+      T change = 0;
+      for (int j = 0; j < p.n; ++j) {
+        change = std::max(change, std::fabs(at.mu[j] - center_[j]));
+        center_[j] = at.mu[j];
+      }
+      wanted = clip(change / 10, T(tol / 10), T(0.05));
+      t *= 2;
+      scale_scores(p, t);
+      compact_.scale_multipliers(T(2));
+      if (structured_ != nullptr) structured_->rescale(2);
+    }
+    compact_.settle(false);
+    if (result.status != Status::infeasible && !in_trouble()) {
+      integral_ = round_to_structure(p, compact_.point().mu, work_, structured_);
+    }
+    copy(eta_.first(p.n), p.eta);
+    copy(hi_.first(p.m), p.hi);
+    if (structured_ != nullptr) structured_->rescale(1 / double(t));
+    compact_.scale_multipliers(1 / t);
+    return result;
+  }
+
+ private:
+  static constexpr int kMostSteps = 60;
+
+  bool in_trouble() const {
+    return structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved;
+  }
+
+  // Nothing but structured factors that share no variable: the best structure of each.
+  Result solve_at_once(Instance<T>& p) {
+    Result& result = compact_.result();
+    DualPoint<T>& at = compact_.point();
+    double value = 0;
+    for (int j = 0; j < p.n; ++j) {
+      at.mu[j] = p.eta[j] > 0 ? T(1) : T(0);
+      if (structured_ == nullptr || !p.in_hub[j]) value += double(at.mu[j]) * p.eta[j];
+    }
+    if (structured_ != nullptr) value += structured_->take_best(p, at);
+    result.iterations = 1;
+    result.status = Status::converged;
+    compact_.settle(false);
+    bound_ = value;
+    integral_ = result.status == Status::converged;
+    return result;
+  }
+
+  // The standard deviation of the scores, or their size if they are all alike.
+  static T typical_score(const Instance<T>& p) {
+    double sum = 0, squares = 0;
+    for (int j = 0; j < p.n; ++j) {
+      sum += p.eta[j];
+      squares += double(p.eta[j]) * p.eta[j];
+    }
+    const double count = std::max(p.n, 1);
+    const double variance = squares / count - (sum / count) * (sum / count);
+    const double size = std::sqrt(variance > 1e-8 * squares / count ? variance : squares / count);
+    return size > 0 && std::isfinite(size) ? T(size) : T(1);
+  }
+
+  void scale_scores(Instance<T>& p, T t) const {
+    for (int j = 0; j < p.n; ++j) p.eta[j] = t * eta_[j] + center_[j];
+    for (int r = p.hard; r < p.links; ++r) p.hi[r] = t * hi_[r];
+  }
+
+  bool better_bound(const Instance<T>& p, T t) {
+    const DualPoint<T>& at = compact_.point();
+    for (int j = 0; j < p.n; ++j) work_[j] = at.z[j] - center_[j];
+    const double bound = linear_bound(p, work_.data, at.x.data, structured_) / t;
+    if (!std::isfinite(bound)) return false;
+    bound_ = std::min(bound_, bound);
+    return true;
+  }
+
+  CompactSolver<T> compact_;
+  StructuredFactors<T>* structured_ = nullptr;
+  Span<T> eta_, hi_, center_, work_;
+  double bound_ = 0;
+  bool integral_ = false;
+};
+
+}  // namespace factormax
