@@ -24,6 +24,7 @@ from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.structured import StructuredFactor
+from factormax.queries.decode import decode, decoded_solution, one_instance
 from factormax.solution import Solution
 from factormax.structures import Answer, Support
 from factormax.variable import Variable
@@ -128,10 +129,34 @@ class Solve:
     def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
         self.options = options
-        self.raw = engine.solve(self.wiring, self.numbers, options, warm)
-        if self.numbers.oracles:  # they lead back to the graph
-            self.numbers = replace(self.numbers, oracles=())
+        if options.search is not None:
+            self.raw = self._decode(options)
+        else:
+            self.raw = engine.solve(self.wiring, self.numbers, options, warm)
+        if options.surrogate is None:
+            self.forget_oracles()
         return self.raw
+
+    def ask(self, numbers: Numbers, options: Options) -> RawSolution:
+        """Solves with other numbers; the answer is then this solve's."""
+        self.options = options
+        self.raw = engine.solve(self.wiring, numbers, options)
+        return self.raw
+
+    def forget_oracles(self) -> None:
+        """The user's own oracles lead back to the graph."""
+        if self.numbers.oracles:
+            self.numbers = replace(self.numbers, oracles=())
+
+    def _decode(self, options: Options) -> RawSolution:
+        assert options.search is not None
+        found = [
+            decode(
+                self.wiring, one_instance(self.wiring, self.numbers, i), options, *options.search
+            )
+            for i in range(self.batch)
+        ]
+        return decoded_solution(self.wiring, found, self.numbers.eta_u.dtype)
 
     def values(self) -> list[FloatArray]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""
@@ -151,6 +176,22 @@ class Solve:
             Support(self.raw.structures, f, self.oracle_slots, self.batch)
             for f in range(len(self.oracle_slots))
         ]
+
+    def answer(self, graph: FactorGraph) -> tuple[list[Any], list[Any], list[Any]]:
+        """What the variables and factors of a NumPy graph then hand out: copies, to write into."""
+        dtypes = [_value_dtype(t.scores) for t in graph.tensors]
+        values = [v.astype(d) for v, d in zip(self.values(), dtypes, strict=True)]
+        factor_values = [np.array(v) for v in self.factor_values()]
+        structured = graph.structured()
+        answers = [
+            Answer(partial(self.found, i), self.batch_shape, f.variable_shape, np.asarray)
+            for i, f in enumerate(structured)
+        ]
+        return (
+            values,
+            list(zip(graph.score_parts(), factor_values, strict=True)),
+            list(zip(structured, answers, strict=True)),
+        )
 
     def found(self, factor: int) -> tuple[Support, FloatArray]:
         """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
@@ -184,6 +225,9 @@ class Solve:
             for g, s in zip(prob_grads, self.supports, strict=True):
                 if g is not None:
                     s.collect(g.reshape(self.batch, s.width), grad_prob)
+        weight = None if objective is None else np.asarray(objective).reshape(self.batch)
+        if self.options.linear:
+            return self.to_scores(*self._pull_back_linear(grad_mu, grad_mu_v, weight))
         grad_u, grad_v = engine.vjp(
             self.wiring,
             self.numbers.eta_v,
@@ -191,10 +235,46 @@ class Solve:
             self.raw,
             grad_mu,
             grad_mu_v,
-            None if objective is None else np.asarray(objective).reshape(self.batch),
+            weight,
             self.options.on_failure,
             grad_prob,
         )
+        return self.to_scores(grad_u, grad_v)
+
+    def _pull_back_linear(
+        self, grad_mu: FloatArray, grad_mu_v: FloatArray | None, weight: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The answer of a linear program is piecewise constant: its gradient is 0, or a surrogate.
+
+        The optimal value has the answer itself as its gradient.
+        """
+        raw = self.raw
+        dtype = raw.mu.dtype
+        grad_u, grad_v = np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
+        solved = np.isfinite(raw.objective)[:, None]
+        mu, mu_v = np.where(solved, raw.mu, 0), np.where(solved, raw.mu_v, 0)
+        here = np.broadcast_to(True, mu.shape) if self.numbers.mask is None else self.numbers.mask
+        here = here & (self.numbers.eta_u != -np.inf) & solved
+        if self.options.surrogate == "straight-through":
+            grad_u = np.where(here, grad_mu, 0).astype(dtype)
+            if grad_mu_v is not None:
+                grad_v = np.where(solved, grad_mu_v, 0).astype(dtype)
+        elif self.options.surrogate == "spigot":
+            # mu - the projection of mu - grad onto the polytope, which is an LP-SparseMAP.
+            moved = np.where(here, mu - grad_mu, 0).astype(dtype)
+            numbers = replace(self.numbers, eta_u=moved, eta_v=np.zeros_like(mu_v), mask=here)
+            options = Options(on_failure=self.options.on_failure)
+            projected = engine.solve(self.wiring, numbers, options)
+            grad_u = np.where(here, mu - projected.mu, 0).astype(dtype)
+        if weight is not None:
+            grad_u = grad_u + mu * weight[:, None]
+            grad_v = grad_v + mu_v * weight[:, None]
+        return grad_u.astype(dtype), grad_v.astype(dtype)
+
+    def to_scores(
+        self, grad_u: FloatArray, grad_v: FloatArray
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Gradients of the flat scores as those of the scores that were given."""
         totals = [
             _sum_to_scores(own, len(self.batch_shape), f)
             for own, f in zip(self._by_part(grad_v), self.parts, strict=True)
@@ -227,32 +307,27 @@ class Solve:
         return parts
 
 
-def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
-    """Solves a graph of NumPy scores."""
+def start(graph: FactorGraph) -> Solve:
+    """The arrays of a graph of NumPy scores, ready to be solved."""
     dtype = _compute_dtype(graph)
     scores = [
         None if t.scores is None else t.scores.astype(dtype, copy=False) for t in graph.tensors
     ]
+    own = [p.given.astype(dtype, copy=False) for p in graph.score_parts()]
+    return Solve(graph, scores, own, dtype)
+
+
+def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+    """Answers a query of a graph of NumPy scores."""
+    task = start(graph)
     parts, structured = graph.score_parts(), graph.structured()
-    task = Solve(graph, scores, [p.given.astype(dtype, copy=False) for p in parts], dtype)
     warm = None
     if warm_start is not None:
         warm = graph.check_multipliers(warm_start, task.batch, num_dual(task.wiring.spec))
     raw = task.run(options, warm)
     tensors = list(graph.tensors)
     dtypes = [_value_dtype(t.scores) for t in tensors]
-    # Copies: the caller may write into them, and the backward pass needs the originals.
-    values = [v.astype(d) for v, d in zip(task.values(), dtypes, strict=True)]
-    factor_values = [np.array(v) for v in task.factor_values()]
-    answers = [
-        Answer(partial(task.found, i), task.batch_shape, f.variable_shape, np.asarray)
-        for i, f in enumerate(structured)
-    ]
-    graph.set_answer(
-        values,
-        list(zip(parts, factor_values, strict=True)),
-        list(zip(structured, answers, strict=True)),
-    )
+    graph.set_answer(*task.answer(graph))
 
     def vjp(
         grads: Mapping[Variable | BaseFactor, Any],
@@ -302,11 +377,22 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
             raw.dual_residual.reshape(task.batch_shape),
         ),
         multipliers=raw.tau,
-        calls=raw.oracle_calls.reshape(task.batch_shape),
         differentiate=vjp,
+        **extras(raw, task.batch_shape, options),
     )
     engine.report_failures(raw, options.on_failure, solution)
     return solution
+
+
+def extras(raw: RawSolution, shape: tuple[int, ...], options: Options) -> dict[str, Any]:
+    """What a solution has besides, by the kind of query."""
+    found: dict[str, Any] = {"calls": raw.oracle_calls.reshape(shape)}
+    if options.linear:
+        found["bound"] = raw.upper_bound.reshape(shape)
+        found["whole"] = raw.integral.reshape(shape)
+    if raw.nodes is not None:
+        found["visited"] = raw.nodes.reshape(shape)
+    return found
 
 
 def own_oracles(structured: Sequence[StructuredFactor]) -> tuple[Any, ...]:

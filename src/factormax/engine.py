@@ -50,6 +50,8 @@ class Options:
     step_size: float = 1.0
     on_failure: str = "warn"
     linear: bool = False  # LP-MAP
+    surrogate: str | None = None  # the gradient of an LP-MAP answer
+    search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class RawSolution:
     upper_bound: npt.NDArray[np.float64]  # of linear programs
     integral: npt.NDArray[np.bool_]
     structures: FoundStructures = field(default_factory=FoundStructures.none)
+    nodes: npt.NDArray[np.int64] | None = None  # of exact decoding
 
     @classmethod
     def empty(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:
@@ -103,13 +106,13 @@ class RawSolution:
 
     def outputs(self) -> list[npt.NDArray[Any]]:
         """The arrays that the core fills, in its order."""
-        *arrays, integral, _ = self.__dict__.values()
+        *arrays, integral, _, _ = self.__dict__.values()
         return [*arrays, integral.view(np.uint8)]
 
     @classmethod
     def joined(cls, parts: list[RawSolution]) -> RawSolution:
         """Of a batch whose instances were solved apart."""
-        names = [name for name in parts[0].__dict__ if name != "structures"]
+        names = [name for name in parts[0].__dict__ if name not in ("structures", "nodes")]
         arrays: Any = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
         return cls(**arrays, structures=FoundStructures.joined([p.structures for p in parts]))
 

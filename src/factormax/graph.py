@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from factormax.arrays import Array, ArrayLike, is_tensor, is_tracing
 from factormax.compiled import Wiring
-from factormax.engine import METHODS, Options
+from factormax.engine import MAP_METHODS, METHODS, Options
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores
@@ -199,12 +200,132 @@ class FactorGraph:
             NotConvergedError: with `on_failure="raise"`; `InfeasibleError` where it is proved
                 that no assignment satisfies the factors.
         """
-        options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
+        options = _checked_options(
+            method, tol, max_iter, max_inner_iter, step_size, on_failure, METHODS
+        )
+        return self._ask(options, warm_start)
+
+    def _ask(self, options: Options, warm_start: Solution | None) -> Solution:
         if self.uses_torch:
             from factormax import torch as front
         else:
             from factormax import _numpy as front  # type: ignore[no-redef]
         return front.solve(self, options, warm_start)
+
+    def solve_map(
+        self,
+        *,
+        method: str = "auto",
+        tol: float = 1e-6,
+        max_iter: int = 1000,
+        max_inner_iter: int = 100_000,
+        step_size: float = 1.0,
+        surrogate: str | None = None,
+        on_failure: str = "warn",
+        warm_start: Solution | None = None,
+    ) -> Solution:
+        """Finds the LP-MAP answer: the relaxation without the quadratic term.
+
+        The solution has also `integral` (is the answer a 0/1 structure; then it is the best one)
+        and `upper_bound` (no structure scores more). `objective` is the value, differentiable.
+
+        Args:
+            method: "auto" (proximal point steps on the LP-SparseMAP solver), or "ad3".
+            tol: how far the constraints may be from holding, and the value from its bound
+                (relative to its size).
+            max_iter: the most passes over the graph, for each instance.
+            max_inner_iter: the most oracle calls a structured factor may take in one pass.
+            step_size: of "ad3".
+            surrogate: the gradient of the answer, which is piecewise constant: None for the true
+                one, 0; "straight-through" hands the gradient on as it is; "spigot" hands on how
+                far the answer moves if it takes a step along the gradient and is projected back.
+            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
+            warm_start: an earlier solution of `solve_map` of a graph of the same factors.
+        """
+        if surrogate not in (None, "straight-through", "spigot"):
+            raise ValueError(
+                f'surrogate must be None, "straight-through" or "spigot", got {surrogate!r}.'
+            )
+        checked = _checked_options(
+            method, tol, max_iter, max_inner_iter, step_size, on_failure, MAP_METHODS
+        )
+        return self._ask(replace(checked, linear=True, surrogate=surrogate), warm_start)
+
+    def decode(
+        self,
+        *,
+        max_nodes: int = 10_000,
+        time_limit: float | None = None,
+        tol: float = 1e-6,
+        max_iter: int = 1000,
+        on_failure: str = "warn",
+    ) -> Solution:
+        """Finds the best structure, exactly: branch and bound over the LP-MAP relaxation.
+
+        `u.value` is then a 0/1 assignment that satisfies all factors. The solution has also
+        `optimal` (proved to be the best), `upper_bound` and `nodes`.
+
+        Args:
+            max_nodes: the most relaxations to solve, for each instance.
+            time_limit: the most seconds to take, for each instance. If either limit ends the
+                search, the answer is the best structure found (NaN if none was), and the status
+                says so.
+            tol: of a relaxation.
+            max_iter: passes of a relaxation.
+            on_failure: "warn", "raise" or "ignore" if nothing is proved.
+        """
+        checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, MAP_METHODS)
+        if isinstance(max_nodes, bool) or int(max_nodes) != max_nodes or max_nodes < 1:
+            raise ValueError(f"max_nodes must be a whole number, at least 1, got {max_nodes!r}.")
+        if time_limit is not None and not time_limit > 0:
+            raise ValueError(
+                f"time_limit must be a positive number of seconds, got {time_limit!r}."
+            )
+        return self._ask(replace(checked, linear=True, search=(int(max_nodes), time_limit)), None)
+
+    def loss(
+        self,
+        targets: Mapping[Variable, ArrayLike],
+        kind: str = "sparsemap",
+        *,
+        cost: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
+        mask: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
+        tol: float = 1e-6,
+        max_iter: int = 1000,
+        on_failure: str = "warn",
+    ) -> Any:
+        r"""A loss for each instance, `(*batch,)`: 0 where the target is what the graph answers.
+
+        With $s(y)$ the score of a structure, $y$ the target and $\Delta$ the cost,
+
+        - `"sparsemap"`: $\max_\mu [s(\mu) - \tfrac12\|\mu\|^2] - [s(y) - \tfrac12\|y\|^2]$,
+        - `"perceptron"`: $\max_\mu s(\mu) - s(y)$,
+        - `"hinge"`: $\max_\mu [s(\mu) + \Delta(\mu, y)] - s(y)$.
+
+        The gradient is that of the scores at $\mu$ less those at $y$: nothing is differentiated
+        through the solver. `u.value` then holds $\mu$.
+
+        Args:
+            targets: 0/1 arrays `(*batch, *shape)` for variables or slices; together they cover
+                every variable, masked ones aside. The factors' parts are worked out from them.
+            kind: "sparsemap", "perceptron" or "hinge".
+            cost: of "hinge", for a variable that differs: 1 by default (the Hamming cost); a
+                number, an array that fits the target, or a dict of them.
+            mask: where it is False the target is not known: the best completion is taken there. A
+                boolean array that fits the target, or a dict of them.
+            tol: of the query.
+            max_iter: the most passes over the graph, for each instance.
+            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
+
+        Raises:
+            GraphError: if a target breaks a factor, naming it; or leaves a variable out.
+        """
+        from factormax.queries import loss as losses
+
+        options = _checked_options(
+            "auto", tol, max_iter, 100_000, 1.0, on_failure, {**METHODS, **MAP_METHODS}
+        )
+        return losses.loss(self, targets, kind, cost, mask, options)
 
     @property
     def uses_torch(self) -> bool:
@@ -399,9 +520,10 @@ def _checked_options(
     max_inner_iter: int,
     step_size: float,
     on_failure: str,
+    methods: Mapping[str, int],
 ) -> Options:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}.")
+    if method not in methods:
+        raise ValueError(f"method must be one of {sorted(methods)}, got {method!r}.")
     if on_failure not in ("warn", "raise", "ignore"):
         raise ValueError(f'on_failure must be "warn", "raise" or "ignore", got {on_failure!r}.')
     for word, number in (("tol", tol), ("step_size", step_size)):

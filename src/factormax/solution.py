@@ -42,6 +42,9 @@ class Solution:
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
     calls: Array | None = None
+    bound: Array | None = None
+    whole: Array | None = None
+    visited: Array | None = None
 
     @property
     def converged(self) -> Array:
@@ -57,6 +60,33 @@ class Solution:
     def oracle_calls(self) -> Array:
         """Calls of the structured factors' MAP oracles, `(*batch,)`."""
         return self.wrap(self.calls)  # type: ignore[no-any-return]
+
+    @property
+    def upper_bound(self) -> Array:
+        """No structure scores more than this, `(*batch,)`; of `solve_map` and `decode`."""
+        return self._of_map("upper_bound", self.bound)
+
+    @property
+    def integral(self) -> Array:
+        """Whether the answer is a 0/1 structure, `(*batch,)`; of `solve_map` and `decode`."""
+        return self._of_map("integral", self.whole)
+
+    @property
+    def optimal(self) -> Array:
+        """Whether the answer of `decode` is proved to be the best structure, `(*batch,)`."""
+        self._of_map("optimal", self.visited)
+        return self.converged
+
+    @property
+    def nodes(self) -> Array:
+        """How many relaxations `decode` solved, `(*batch,)`."""
+        return self._of_map("nodes", self.visited)
+
+    def _of_map(self, word: str, array: Any) -> Array:
+        if array is None:
+            query = "decode" if word in ("optimal", "nodes") else "solve_map and decode"
+            raise GraphError(f"This solution has no {word}: that is of {query}.")
+        return self.wrap(array)  # type: ignore[no-any-return]
 
     @property
     def primal_residual(self) -> Array:

@@ -31,6 +31,11 @@ class Status(Enum):
         "Give the scores in float64, or scale them down."
     )
 
+    NOT_PROVED = (
+        "The search ended before the best structure was proved to be the best. "
+        "Raise `max_nodes` or `time_limit`; `upper_bound` tells how far off it may be."
+    )
+
     @property
     def code(self) -> int:
         """The number by which the core knows the status."""

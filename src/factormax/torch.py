@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax._numpy import Solve
+from factormax._numpy import Solve, extras
 from factormax._torch_op import Request, as_numpy, refuse_second_derivative
 from factormax.arrays import is_tracing, to_numpy
 from factormax.compiled import Wiring, num_dual
@@ -26,6 +26,7 @@ from factormax.engine import Options
 from factormax.errors import GraphError
 from factormax.factors.scores import Scores
 from factormax.factors.structured import CALLBACK
+from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
 from factormax.structures import Answer, Support
 
@@ -83,6 +84,34 @@ class EagerSolve(torch.autograd.Function):
             apply: Any = LastDerivative.apply
             out = [None if g is None else apply(g, *incoming) for g in out]
         return (None, *out)
+
+
+class EagerLoss(torch.autograd.Function):
+    """A loss in eager mode: its gradient is known when its value is."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: EagerPlan, target: Target, *scores: Tensor) -> Any:
+        """The loss of each instance, and the solve."""
+        task = plan.start(scores)
+        values, grad_u, grad_v = evaluate(task, target, plan.options)
+        task.forget_oracles()
+        ctx.plan, ctx.task, ctx.grads = plan, task, (grad_u, grad_v)
+        device, dtype = plan.outputs[0]
+        return torch.from_numpy(values.reshape(task.batch_shape)).to(device, dtype), task
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The gradients of the scores."""
+        plan, task = ctx.plan, ctx.task
+        weight = as_numpy(grads[0].to("cpu", torch.float64)).reshape(-1, 1)
+        flat = [(g * weight).astype(task.raw.mu.dtype) for g in ctx.grads]
+        of_scores, of_factors = task.to_scores(*flat)
+        found = [of_scores[i] for i in plan.variables] + [of_factors[i] for i in plan.factors]
+        out = [
+            _match(torch.from_numpy(g), *kind) if wanted else None
+            for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[2:], strict=True)
+        ]
+        return (None, None, *out)
 
 
 class LastDerivative(torch.autograd.Function):
@@ -158,18 +187,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     apply: Any = EagerSolve.apply
     *outputs, objective, task = apply(plan, *plan.inputs)
     raw = task.raw
-    parts, structured = graph.score_parts(), graph.structured()
-    first, second = len(graph.tensors), len(graph.tensors) + len(parts)
-    device = plan.kinds[0][0]
-    answers = [
-        Answer(partial(_pair, s, p), shape, f.variable_shape, _like(p, device))
-        for f, s, p in zip(structured, task.supports, outputs[second:], strict=True)
-    ]
-    graph.set_answer(
-        outputs[:first],
-        list(zip(parts, outputs[first:second], strict=True)),
-        list(zip(structured, answers, strict=True)),
-    )
+    _set_answer(graph, task, outputs, plan)
     solution = Solution(
         objective=objective,
         codes=raw.status.reshape(shape),
@@ -177,15 +195,53 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         residuals=(raw.primal_residual.reshape(shape), raw.dual_residual.reshape(shape)),
         multipliers=torch.from_numpy(raw.tau),
         wrap=torch.from_numpy,
-        calls=raw.oracle_calls.reshape(shape),
+        **extras(raw, shape, options),
     )
     engine.report_failures(raw, options.on_failure, solution)
     return solution
 
 
+def loss(graph: FactorGraph, target: Target, options: Options) -> Tensor:
+    """The losses of a graph of torch scores; see `factormax.queries.loss`."""
+    if is_tracing():
+        raise GraphError(
+            "loss can't be compiled. Call it in a function marked with @torch.compiler.disable."
+        )
+    plan = EagerPlan(graph, options, None)
+    apply: Any = EagerLoss.apply
+    values, task = apply(plan, target, *plan.inputs)
+    given = [*task.values(), *task.factor_values(), *task.probs()]
+    kinds = [*plan.outputs, *[plan.outputs[0]] * len(task.oracle_slots)]
+    outputs = [_match(torch.from_numpy(v), *kind) for v, kind in zip(given, kinds, strict=True)]
+    _set_answer(graph, task, outputs, plan)
+    engine.report_failures(task.raw, options.on_failure)
+    return values  # type: ignore[no-any-return]
+
+
+def _set_answer(graph: FactorGraph, task: Solve, outputs: list[Tensor], plan: EagerPlan) -> None:
+    """Keeps the values of variables, of factors, and the probabilities, in this order."""
+    parts, structured = graph.score_parts(), graph.structured()
+    first, second = len(graph.tensors), len(graph.tensors) + len(parts)
+    device = plan.kinds[0][0]
+    answers = [
+        Answer(partial(_pair, s, p), task.batch_shape, f.variable_shape, _like(p, device))
+        for f, s, p in zip(structured, task.supports, outputs[second:], strict=True)
+    ]
+    graph.set_answer(
+        outputs[:first],
+        list(zip(parts, outputs[first:second], strict=True)),
+        list(zip(structured, answers, strict=True)),
+    )
+
+
 def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
     """The same through the operator, which `torch.compile` can put into a graph."""
     structured = graph.structured()
+    if options.linear:
+        raise GraphError(
+            "solve_map and decode can't be compiled: their answers are piecewise constant. Call "
+            "them in a function marked with @torch.compiler.disable."
+        )
     for f in structured:
         if f.oracle == CALLBACK:
             raise GraphError(

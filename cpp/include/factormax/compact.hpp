@@ -70,6 +70,12 @@ class CompactSolver {
     return p.consistent;
   }
 
+  // The scores of p have been changed, about by this ratio.
+  void follow_scores(T ratio) {
+    scale_multipliers(ratio);
+    solve_isolated();
+  }
+
   void scale_multipliers(T ratio) {
     for (int r = 0; r < p_->m; ++r) now_.x[r] *= ratio;
   }
@@ -250,8 +256,7 @@ class CompactSolver {
     if (structured_ != nullptr) structured_->rescale(ratio);
     for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
     for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
-    scale_multipliers(ratio);
-    solve_isolated();
+    follow_scores(ratio);
   }
 
   // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is

@@ -67,8 +67,8 @@ class ProximalSolver {
       wanted = clip(change / 10, T(tol / 10), T(0.05));
       t *= 2;
       scale_scores(p, t);
-      compact_.scale_multipliers(T(2));
       if (structured_ != nullptr) structured_->rescale(2);
+      compact_.follow_scores(T(2));
     }
     compact_.settle(false);
     if (result.status != Status::infeasible && !in_trouble()) {

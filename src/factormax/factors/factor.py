@@ -95,6 +95,8 @@ class Factor(StructuredFactor):
             `(m, n)`: the 0/1 assignment, and the features that `eta_v` scores (anything empty
             without scores). None if there is no structure.
         """
+        if self.native_map is not None:
+            return self._call_native(np.asarray(eta_u), np.asarray(eta_v))
         one = np.asarray(eta_u)[None], np.asarray(eta_v)[None]
         answers = self.map_batch(*one)  # type: ignore[attr-defined]
         if answers is None:
@@ -117,6 +119,29 @@ class Factor(StructuredFactor):
 
     # ---- for the engine --------------------------------------------------------------------------
 
+    def own_scores(self, eta_v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Flat scores of the factor's own, in their shape."""
+        return eta_v.reshape(self._score_shape)
+
+    def _call_native(self, eta_u: npt.NDArray[Any], eta_v: npt.NDArray[Any]) -> Any:
+        """The answer of the C function."""
+        import ctypes
+
+        numbers = ctypes.POINTER(ctypes.c_double)
+        whole = ctypes.c_int64
+        kind = ctypes.CFUNCTYPE(
+            ctypes.c_int32, numbers, whole, numbers, whole, numbers, numbers, ctypes.c_void_p, whole
+        )
+        given = [np.array(a, dtype=np.float64).reshape(-1) for a in (eta_u, eta_v)]
+        m, n = np.zeros(self.index.size), np.zeros(self.num_scores)
+        pointers = [a.ctypes.data_as(numbers) for a in (*given, m, n)]
+        answer = kind(_address_of(self.name, self.native_map))(
+            pointers[0], m.size, pointers[1], n.size, *pointers[2:], int(self.native_data), 0
+        )
+        if answer < 0:
+            raise GraphError(f"{self.name}: native_map reported a failure.")
+        return None if answer > 0 else (m.reshape(self.variable_shape), self.own_scores(n))
+
     def callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
         """What the core calls: a function of `(instance, eta_u, eta_v)`, or a C function."""
         if self.native_map is not None:
@@ -125,7 +150,7 @@ class Factor(StructuredFactor):
         def call(
             instance: int, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
         ) -> Structure | None:
-            answer = self.map(eta_u.reshape(self.variable_shape), eta_v.reshape(self._score_shape))
+            answer = self.map(eta_u.reshape(self.variable_shape), self.own_scores(eta_v))
             return None if answer is None else self.checked(answer, eta_u)
 
         return call

@@ -1,0 +1,142 @@
+"""0/1 assignments: does one satisfy all factors, and what do the factors' own scores give it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._core import best_structures
+from factormax.arrays import FloatArray
+from factormax.compiled import CompiledGraph, Wiring, compile_wiring
+from factormax.engine import Numbers
+from factormax.factors.base import ABSENT, EQUALITY
+from factormax.factors.structured import CALLBACK
+
+__all__ = ["Checked", "check_assignment", "score_assignment"]
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of a batch of assignments."""
+
+    feasible: BoolArray  # (B,)
+    features: FloatArray  # (B, P + structured scores), what the factors' scores are multiplied by
+    broken: list[int]  # for each instance a factor of the graph that it breaks; -1: none
+
+
+def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked:
+    """Checks assignments x of 0 and 1, `(B, n)`; masked variables count as absent."""
+    graph = compile_wiring(wiring)
+    mask = numbers.mask
+    if mask is not None:
+        x = np.where(mask, x, 0)
+    broken = _broken_rows(graph, numbers, mask, x)
+    features = np.zeros((len(x), len(graph.pairs) + graph.oracles.num_scores))
+    if len(graph.pairs):
+        features[:, : len(graph.pairs)] = _pair_features(graph, mask, x)
+    for place, position in enumerate(graph.oracles.positions):
+        own = slice(*(len(graph.pairs) + graph.oracles.score_ptr[place : place + 2]))
+        for i in np.flatnonzero(broken < 0):
+            found = _structure_features(graph, numbers, place, x, int(i))
+            if found is None:
+                broken[i] = position
+            else:
+                features[i, own] = found
+    return Checked(broken < 0, features, [int(b) for b in broken])
+
+
+def score_assignment(numbers: Numbers, x: FloatArray, checked: Checked) -> FloatArray:
+    """The score of feasible assignments, `(B,)`: variables and factors together."""
+    on = np.where(x > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
+    used = np.where(checked.features != 0, numbers.eta_v, 0)
+    return np.asarray(on + (used * checked.features).sum(axis=1, dtype=np.float64))
+
+
+def _broken_rows(
+    graph: CompiledGraph, numbers: Numbers, mask: BoolArray | None, x: FloatArray
+) -> npt.NDArray[np.int64]:
+    """A factor made of rows that each assignment breaks, -1 if none."""
+    batch = len(x)
+    broken = np.full(batch, -1)
+    if graph.num_rows == 0:
+        return broken
+    rows = graph.lower(numbers.params, mask, batch, np.float64)
+    terms = rows.coef * np.take_along_axis(
+        x, np.broadcast_to(rows.col, (batch, rows.col.shape[1])), 1
+    )
+    if mask is not None:
+        terms = terms * np.take_along_axis(mask, np.broadcast_to(rows.col, terms.shape), 1)
+    totals = np.add.reduceat(
+        np.concatenate([terms, np.zeros((batch, 1))], axis=1), graph.row_ptr[:-1], axis=1
+    )
+    totals[:, np.diff(graph.row_ptr) == 0] = 0
+    excess = totals - rows.rhs
+    excess = np.where(rows.kind == EQUALITY, np.abs(excess), excess)
+    wrong = (excess > 1e-9 * (1 + np.abs(rows.rhs))) & (rows.kind != ABSENT)
+    for i in np.flatnonzero(wrong.any(axis=1)):
+        block = int(np.searchsorted(graph.block_ptr, np.argmax(wrong[i]), side="right")) - 1
+        broken[i] = _factor_of_block(graph, block)
+    return broken
+
+
+def _factor_of_block(graph: CompiledGraph, block: int) -> int:
+    """The factor of the graph that a block of rows belongs to."""
+    for bundle in graph.bundles:
+        for position in bundle.entries:
+            if block < graph.entries[position].k:
+                return position
+            block -= graph.entries[position].k
+    raise IndexError(block)
+
+
+def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) -> FloatArray:
+    literal = np.where(graph.pair_negated, 1 - x[:, graph.pairs], x[:, graph.pairs])
+    both = literal.prod(axis=-1)
+    if mask is None:
+        return np.asarray(both)
+    return np.asarray(both * mask[:, graph.pairs].all(axis=-1))
+
+
+def _structure_features(
+    graph: CompiledGraph, numbers: Numbers, place: int, x: FloatArray, i: int
+) -> FloatArray | None:
+    """The features of the structure that instance i's assignment is; None if it is none."""
+    oracles = graph.oracles
+    entry = graph.entries[oracles.positions[place]]
+    var = oracles.var[slice(*oracles.var_ptr[place : place + 2])]
+    first = len(graph.pairs) + oracles.score_ptr[place]
+    eta_v = np.asarray(numbers.eta_v[i, first : first + entry.num_scores], dtype=np.float64)
+    on = x[i, var]
+    # So much for every variable that is right, so much less for every other: only the assignment
+    # itself reaches the sum, and the factor's own scores choose among its features.
+    weight = 1 + 2 * np.abs(eta_v[np.isfinite(eta_v)]).sum()
+    scores = weight * (2.0 * on - 1)
+    if numbers.mask is not None:
+        present = numbers.mask[i, var]
+        if not present.any():
+            return np.zeros(entry.num_scores)
+        scores = np.where(present, scores, -np.inf)
+    scores = np.where(numbers.eta_u[i, var] == -np.inf, -np.inf, scores)
+    if entry.oracle == CALLBACK:
+        factor = numbers.oracles[place]
+        answer: Any = factor.map(scores.reshape(factor.variable_shape), factor.own_scores(eta_v))
+        if answer is None:
+            return None
+        m, features = factor.checked(answer, scores)
+        return None if (m != on).any() else features
+    param = graph.oracle_params(numbers.params, None, len(x))
+    lists, features, found = best_structures(
+        entry.oracle,
+        np.array(entry.shape, dtype=np.int32),
+        scores[None],
+        eta_v[None],
+        param[min(i, len(param) - 1), place : place + 1],
+    )
+    if not found[0] or (np.bincount(lists[lists >= 0], minlength=len(on)) != on).any():
+        return None
+    return np.bincount(features[features >= 0], minlength=entry.num_scores).astype(np.float64)

@@ -1,0 +1,229 @@
+"""The exact best structure, by branch and bound over the LP-MAP relaxation.
+
+A node holds some variables at 0 or 1; its bound is the dual bound of the relaxation. The nodes with
+the largest bounds are solved together, on all cores, from the multipliers of their parents.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import engine
+from factormax._core import get_num_threads
+from factormax.arrays import FloatArray
+from factormax.compiled import CompiledGraph, Wiring, compile_wiring
+from factormax.engine import Numbers, Options, RawSolution
+from factormax.factors.clamp import FREE, clamp_params, clamp_spec
+from factormax.queries.assignment import check_assignment, score_assignment
+from factormax.status import Status
+from factormax.structures import FoundStructures
+
+__all__ = ["Decoded", "decode"]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The best assignment of one instance, if one was found."""
+
+    assignment: FloatArray | None  # (n,)
+    features: FloatArray | None
+    value: float
+    upper_bound: float
+    optimal: bool
+    nodes: int
+    passes: int
+    calls: int
+    status: Status
+
+
+@dataclass(order=True)
+class _Node:
+    rank: tuple[float, int]  # best bound first, then the newest
+    held: npt.NDArray[np.int8] = field(compare=False)
+    bound: float = field(compare=False)
+    start: FloatArray | None = field(compare=False, default=None)  # the parent's multipliers
+
+
+def decode(
+    wiring: Wiring, numbers: Numbers, options: Options, max_nodes: int, time_limit: float | None
+) -> Decoded:
+    """Decodes one instance: all arrays of `numbers` have a batch of 1."""
+    search = _Search(wiring, numbers, options)
+    return search.run(max_nodes, None if time_limit is None else time.monotonic() + time_limit)
+
+
+class _Search:
+    def __init__(self, wiring: Wiring, numbers: Numbers, options: Options) -> None:
+        n = wiring.num_variables
+        spec, literals = clamp_spec(np.arange(n))
+        self.original = wiring.for_one_instance()
+        self.numbers = numbers
+        self.options = replace(options, linear=True, method="auto", on_failure="ignore")
+        joined = np.concatenate([wiring.literals, literals])
+        entries = ";".join(filter(None, [self.original.spec, spec]))
+        self.wiring = Wiring(n, entries, joined, wiring.checked)
+        self.n = n
+        self.best_value = -np.inf
+        self.best: tuple[FloatArray, FloatArray] | None = None
+        self.nodes = self.passes = self.calls = 0
+
+    def run(self, max_nodes: int, deadline: float | None) -> Decoded:
+        order = count()
+        open_nodes = [_Node((-np.inf, 0), np.full(self.n, FREE, np.int8), np.inf)]
+        while open_nodes and self.nodes < max_nodes:
+            if deadline is not None and self.nodes > 0 and time.monotonic() >= deadline:
+                break
+            room = min(max(1, 2 * get_num_threads()), max_nodes - self.nodes)
+            chosen = [heapq.heappop(open_nodes) for _ in range(min(room, len(open_nodes)))]
+            chosen = [node for node in chosen if self._may_improve(node.bound)]
+            if not chosen:
+                break
+            raw = self._solve(chosen)
+            for i, node in enumerate(chosen):
+                bound = min(float(raw.upper_bound[i]), node.bound)
+                if raw.status[i] == Status.INFEASIBLE.code or not self._may_improve(bound):
+                    continue
+                mu = raw.mu[i]
+                if raw.integral[i]:
+                    self._offer(mu)
+                else:
+                    self._offer(np.round(mu))
+                if not self._may_improve(bound):
+                    continue
+                split = self._branching_variable(mu, node.held)
+                if split is None:  # all are held: there is nothing but this assignment
+                    self._offer(np.where(node.held == 1, 1.0, 0.0))
+                    continue
+                for state in (0, 1):
+                    held = node.held.copy()
+                    held[split] = state
+                    # The side that mu leans to comes first among equals.
+                    lean = int(abs(mu[split] - state) < 0.5)
+                    rank = (-bound, -2 * next(order) - lean)
+                    heapq.heappush(open_nodes, _Node(rank, held, bound, raw.tau[i]))
+        return self._finish(open_nodes)
+
+    def _may_improve(self, bound: float) -> bool:
+        if self.best is None:
+            return bound > -np.inf
+        return bound > self.best_value + 1e-9 * (1 + abs(self.best_value))
+
+    def _solve(self, nodes: list[_Node]) -> RawSolution:
+        size = len(nodes)
+        held = np.stack([node.held for node in nodes])
+        one = self.numbers
+        batch = replace(
+            one,
+            eta_u=np.repeat(one.eta_u, size, axis=0),
+            eta_v=np.repeat(one.eta_v, size, axis=0),
+            mask=None if one.mask is None else np.repeat(one.mask, size, axis=0),
+            params=np.concatenate([one.params, clamp_params(held)]),
+        )
+        warm = None
+        if all(node.start is not None for node in nodes):
+            warm = np.stack([node.start for node in nodes])  # type: ignore[misc]
+        raw = engine.solve(self.wiring, batch, self.options, warm)
+        self.nodes += size
+        self.passes += int(raw.iterations.sum())
+        self.calls += int(raw.oracle_calls.sum())
+        return raw
+
+    def _offer(self, x: FloatArray) -> None:
+        """Takes a 0/1 assignment if it is feasible and better than the best."""
+        x = np.where(np.isfinite(x), x, 0.0)[None].astype(np.float64)
+        checked = check_assignment(self.original, self.numbers, x)
+        if not checked.feasible[0]:
+            return
+        value = float(score_assignment(self.numbers, x, checked)[0])
+        if value > self.best_value:
+            self.best_value, self.best = value, (x[0], checked.features[0])
+
+    def _branching_variable(self, mu: FloatArray, held: npt.NDArray[np.int8]) -> int | None:
+        """The free variable nearest to one half."""
+        free = held == FREE
+        if self.numbers.mask is not None:
+            free &= self.numbers.mask[0]
+        free &= self.numbers.eta_u[0] != -np.inf
+        if not free.any():
+            return None
+        distance = np.where(free, np.abs(mu - 0.5), np.inf)
+        return int(np.argmin(distance))
+
+    def _finish(self, open_nodes: list[_Node]) -> Decoded:
+        rest = max([node.bound for node in open_nodes], default=-np.inf)
+        bound = max(self.best_value, rest)
+        optimal = self.best is not None and not self._may_improve(rest)
+        if optimal:
+            status = Status.CONVERGED
+        elif self.best is None and rest == -np.inf:
+            status = Status.INFEASIBLE
+        else:
+            status = Status.NOT_PROVED
+        x, features = self.best if self.best is not None else (None, None)
+        value = self.best_value if self.best is not None else -np.inf
+        if optimal:
+            bound = value
+        return Decoded(
+            x, features, value, bound, optimal, self.nodes, self.passes, self.calls, status
+        )
+
+
+def one_instance(wiring: Wiring, numbers: Numbers, i: int) -> Numbers:
+    """The numbers of one instance of a batch, for `wiring.for_one_instance()`."""
+    here = slice(i, i + 1)
+    batch = len(numbers.eta_u)
+    return replace(
+        numbers,
+        eta_u=numbers.eta_u[here],
+        eta_v=numbers.eta_v[here],
+        mask=None if numbers.mask is None else numbers.mask[here],
+        params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
+    )
+
+
+def decoded_solution(wiring: Wiring, found: list[Decoded], dtype: Any) -> RawSolution:
+    """The answers of a batch, as the fronts take them."""
+    graph = compile_wiring(wiring)
+    scores = len(graph.pairs) + graph.oracles.num_scores
+    raw = RawSolution.empty(len(found), wiring.num_variables, scores, 0, dtype)
+    raw.var_side[...] = 0
+    raw.primal_residual[...] = 0
+    for i, d in enumerate(found):
+        raw.mu[i] = np.nan if d.assignment is None else d.assignment
+        raw.mu_v[i] = np.nan if d.features is None else d.features
+        raw.objective[i], raw.upper_bound[i] = d.value, d.upper_bound
+        raw.dual_residual[i] = d.upper_bound - d.value if np.isfinite(d.value) else np.inf
+        raw.iterations[i], raw.oracle_calls[i] = d.passes, d.calls
+        raw.status[i] = d.status.code
+        raw.integral[i] = d.assignment is not None
+    nodes = np.array([d.nodes for d in found], dtype=np.int64)
+    return replace(raw, nodes=nodes, structures=_lists(graph, found))
+
+
+def _lists(graph: CompiledGraph, found: list[Decoded]) -> FoundStructures:
+    """The one structure of each structured factor, as the core would list it."""
+    counts, lists = [], [np.zeros(0, dtype=np.int32)]
+    for d in found:
+        for place, position in enumerate(graph.oracles.positions):
+            counts.append(0 if d.assignment is None else 1)
+            if d.assignment is None:
+                continue
+            var = graph.oracles.var[slice(*graph.oracles.var_ptr[place : place + 2])]
+            on = np.full(graph.entries[position].slots, -1, dtype=np.int32)
+            chosen = np.flatnonzero(d.assignment[var])
+            on[: len(chosen)] = chosen
+            lists.append(on)
+    none = FoundStructures.none()
+    return replace(
+        none,
+        count=np.array(counts, dtype=np.int32),
+        prob=np.ones(sum(counts)),
+        on=np.concatenate(lists),
+    )

@@ -1,0 +1,213 @@
+"""Losses: the best answer's score less the target's.
+
+All three have the same shape: a query of the graph (with a quadratic, without, or with a cost),
+less the score of the target. By Danskin's theorem the gradient is the difference of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import engine
+from factormax._numpy import Solve
+from factormax.arrays import FloatArray, to_numpy
+from factormax.compiled import Wiring
+from factormax.engine import Numbers, Options, RawSolution
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.clamp import FREE, clamp_params, clamp_spec
+from factormax.queries.assignment import check_assignment
+from factormax.status import Status
+from factormax.variable import Variable
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["KINDS", "Target", "evaluate", "loss"]
+
+KINDS = ("sparsemap", "perceptron", "hinge")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a loss compares with, flat."""
+
+    kind: str
+    values: FloatArray  # (B, n) of 0 and 1
+    known: npt.NDArray[np.bool_] | None  # (B, n), None: all
+    cost: FloatArray | None  # (B, n) of "hinge"
+    factor_names: list[str]
+
+
+def loss(
+    graph: FactorGraph,
+    targets: Mapping[Variable, Any],
+    kind: str,
+    cost: Any,
+    mask: Any,
+    options: Options,
+) -> Any:
+    """The losses of a graph's instances; see `FactorGraph.loss`."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}.")
+    if cost is not None and kind != "hinge":
+        raise ValueError(f'cost is of kind="hinge", not of {kind!r}.')
+    target = _flat_target(graph, targets, kind, cost, mask)
+    options = replace(options, linear=kind != "sparsemap")
+    if graph.uses_torch:
+        from factormax.torch import loss as torch_loss
+
+        return torch_loss(graph, target, options)
+    from factormax._numpy import start
+
+    task = start(graph)
+    values, _, _ = evaluate(task, target, options)
+    graph.set_answer(*task.answer(graph))
+    engine.report_failures(task.raw, options.on_failure)
+    return values.reshape(task.batch_shape)
+
+
+def evaluate(
+    task: Solve, target: Target, options: Options
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The loss of each instance, `(B,)`, and its gradients with respect to the flat scores."""
+    numbers = task.numbers
+    here = numbers.eta_u != -np.inf
+    if numbers.mask is not None:
+        here &= numbers.mask
+    y = np.where(here, target.values, 0).astype(numbers.eta_u.dtype)
+    asked = numbers
+    constant: Any = 0.0
+    if target.cost is not None:  # sum of cost * (mu + y - 2 mu y)
+        asked = replace(numbers, eta_u=numbers.eta_u + np.where(here, target.cost * (1 - 2 * y), 0))
+        constant = (target.cost * y).sum(axis=1)
+    raw = task.ask(asked, options)
+    if target.known is None:
+        n_y = _features(task, target, y)
+        score = np.where(y > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
+        used = np.where(n_y != 0, numbers.eta_v, 0)
+        score = score + (used * n_y).sum(axis=1, dtype=np.float64)
+        if not options.linear:
+            score = score - 0.5 * (y * y).sum(axis=1, dtype=np.float64)
+    else:
+        other = _best_completion(task, target, y, here, options)
+        y, n_y, score = other.mu, other.mu_v, other.objective
+    solved = (raw.status != Status.INFEASIBLE.code) & np.isfinite(score)
+    # An answer of a linear program may miss the target's score by its tolerance.
+    values = np.where(solved, np.maximum(raw.objective + constant - score, 0), np.inf)
+    grad_u = np.where(solved[:, None], raw.mu - y, 0)
+    grad_v = np.where(solved[:, None], raw.mu_v - n_y, 0)
+    return values, grad_u, grad_v
+
+
+def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:
+    """What the factors' scores are multiplied by at the target, which must satisfy all factors."""
+    checked = check_assignment(task.wiring, task.numbers, y.astype(np.float64))
+    if not checked.feasible.all():
+        first = int(np.argmin(checked.feasible))
+        where = ""
+        if task.batch_shape:
+            place = tuple(int(i) for i in np.unravel_index(first, task.batch_shape))
+            where = f" of instance {place}"
+        raise GraphError(
+            f"The target{where} breaks {target.factor_names[checked.broken[first]]}. A target must "
+            f"satisfy every factor; mask the entries that are not known."
+        )
+    return checked.features
+
+
+def _best_completion(
+    task: Solve, target: Target, y: FloatArray, here: npt.NDArray[np.bool_], options: Options
+) -> RawSolution:
+    """The same query with the known entries held at the target."""
+    assert target.known is not None
+    wiring, numbers = task.wiring, task.numbers
+    held = np.where(target.known & here, y, FREE).astype(np.int8)
+    spec, literals = clamp_spec(np.arange(wiring.num_variables))
+    extended = Wiring(
+        wiring.num_variables,
+        ";".join(filter(None, [wiring.spec, spec])),
+        np.concatenate([wiring.literals, literals]),
+        wiring.checked,
+    )
+    clamped = Numbers(
+        numbers.eta_u,
+        numbers.eta_v,
+        np.concatenate([numbers.params, clamp_params(held)]),
+        numbers.mask,
+        numbers.oracles,
+    )
+    raw = engine.solve(extended, clamped, options)
+    bad = raw.status == Status.INFEASIBLE.code
+    if bad.any():
+        raise GraphError(
+            f"The known part of the target of instance {int(np.argmax(bad))} satisfies the factors "
+            f"under no completion."
+        )
+    return raw
+
+
+# ---- Laying the targets out ----------------------------------------------------------------------
+
+
+def _flat_target(
+    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
+) -> Target:
+    if not isinstance(targets, Mapping) or not targets:
+        raise GraphError("loss takes a dict from variables to 0/1 targets, as in loss({u: y}).")
+    for u in targets:
+        if not isinstance(u, Variable) or u.graph is not graph:
+            raise GraphError(f"loss: {u!r} is no variable of this graph.")
+        if u.negated:
+            raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
+    shape = graph.known_batch_shape()
+    batch = int(np.prod(shape, dtype=np.int64))
+    values = np.zeros((batch, graph.num_variables))
+    given = np.zeros(graph.num_variables, dtype=bool)
+    for u, target in targets.items():
+        array = to_numpy(target)
+        if not np.isin(array, (0, 1)).all():
+            raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
+        values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
+        given[u.index.reshape(-1)] = True
+    needed = np.ones(graph.num_variables, dtype=bool)
+    for t in graph.tensors:
+        if t.mask is not None:
+            full = np.broadcast_to(to_numpy(t.mask), (*shape, *t.shape)).reshape(batch, t.size)
+            needed[t.start : t.start + t.size] = full.any(axis=0)
+    missing = np.flatnonzero(needed & ~given)
+    if len(missing):
+        raise GraphError(
+            f"loss: {graph.scalar_name(int(missing[0]))} has no target. Give one for every "
+            f"variable; mask= says which of its entries are not known."
+        )
+    known = None
+    if mask is not None:
+        known = np.zeros((batch, graph.num_variables), dtype=bool)
+        for u in targets:
+            part = mask.get(u, True) if isinstance(mask, Mapping) else mask
+            known[:, u.index.reshape(-1)] = _fit(u, "the mask of the target", to_numpy(part), shape)
+    costs = None
+    if kind == "hinge":
+        costs = np.zeros((batch, graph.num_variables))
+        for u in targets:
+            part = cost.get(u, 1.0) if isinstance(cost, Mapping) else cost
+            array = np.asarray(1.0 if part is None else to_numpy(part), dtype=np.float64)
+            costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
+    names = [f.name for f in graph.factors]
+    return Target(kind, values, known, costs, names)
+
+
+def _fit(u: Variable, what: str, array: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:
+    """The array for every instance and variable, `(B, size)`; shared ones are broadcast."""
+    try:
+        full = np.broadcast_to(array, (*batch, *u.shape))
+    except ValueError:
+        raise ShapeError(
+            f"loss: {what} of {u.name} must have shape {(*batch, *u.shape)}, got {array.shape}."
+        ) from None
+    return full.reshape(-1, u.size)
