@@ -77,6 +77,15 @@ def test_tree_structures(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_structured_attention(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    printed = run("structured_attention.py", "--output", str(picture))
+    softmax, matching = map(int, re.findall(r"(\d+)% right", printed))
+    assert softmax < 75 and matching > 95
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_example_is_tested():
     tested = {
         "batch_with_masks.py",
@@ -84,6 +93,7 @@ def test_every_example_is_tested():
         "matching_points.py",
         "paper_listings.py",
         "rationale_mask.py",
+        "structured_attention.py",
         "tree_structures.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

@@ -26,6 +26,7 @@ from factormax.factors.factor import Factor
 from factormax.factors.structured import StructuredFactor
 from factormax.queries.decode import decode, decoded_solution, one_instance
 from factormax.solution import Solution
+from factormax.status import Status
 from factormax.structures import Answer, Support
 from factormax.variable import Variable
 
@@ -196,7 +197,9 @@ class Solve:
     def found(self, factor: int) -> tuple[Support, FloatArray]:
         """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
         s = self.supports[factor]
-        return s, s.probs.reshape((*self.batch_shape, s.width)).astype(self.raw.mu.dtype)
+        probs = s.probs.astype(self.raw.mu.dtype)
+        probs[self.raw.status == Status.INFEASIBLE.code] = np.nan  # like the values
+        return s, probs.reshape((*self.batch_shape, s.width))
 
     def probs(self) -> list[FloatArray]:
         """The probabilities of the structures of each structured factor, `(*batch, K)`."""
@@ -262,9 +265,10 @@ class Solve:
         elif self.options.surrogate == "spigot":
             # mu - the projection of mu - grad onto the polytope, which is an LP-SparseMAP.
             moved = np.where(here, mu - grad_mu, 0).astype(dtype)
-            numbers = replace(self.numbers, eta_u=moved, eta_v=np.zeros_like(mu_v), mask=here)
-            options = Options(on_failure=self.options.on_failure)
-            projected = engine.solve(self.wiring, numbers, options)
+            allowed = np.where(self.numbers.eta_v == -np.inf, -np.inf, 0).astype(dtype)
+            numbers = replace(self.numbers, eta_u=moved, eta_v=allowed, mask=here)
+            projected = engine.solve(self.wiring, numbers, Options())
+            engine.report_failures(projected, self.options.on_failure)
             grad_u = np.where(here, mu - projected.mu, 0).astype(dtype)
         if weight is not None:
             grad_u = grad_u + mu * weight[:, None]

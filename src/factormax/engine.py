@@ -191,6 +191,14 @@ def _solve_with(
     warm: FloatArray | None,
     callbacks: list[Any] | None,
 ) -> RawSolution:
+    if options.linear and numbers.eta_u.dtype == np.float32:
+        # What the multipliers resolve in float32 is not enough to close the gap to the bound.
+        wide = replace(
+            numbers, eta_u=numbers.eta_u.astype(np.float64), eta_v=numbers.eta_v.astype(np.float64)
+        )
+        raw = _solve_with(wiring, wide, mask, options, warm, callbacks)
+        narrow = {name: getattr(raw, name).astype(np.float32) for name in ("mu", "mu_v", "tau")}
+        return replace(raw, **narrow)
     graph, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
     batch, n = numbers.eta_u.shape
     dtype = numbers.eta_u.dtype

@@ -36,6 +36,7 @@ class Rendezvous:
         self._active = active  # threads that are neither waiting nor done
         self._questions: list[_Question] = []
         self._condition = threading.Condition()
+        self._cancelled = False
 
     @classmethod
     def run(cls, batch: int, task: Callable[[int, Rendezvous], R]) -> list[R]:
@@ -55,10 +56,17 @@ class Rendezvous:
                     meeting.leave()
 
             threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in members]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            try:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            except BaseException:  # Ctrl-C: all of them end at their next question
+                meeting.cancel()
+                for thread in threads:
+                    if thread.ident is not None:
+                        thread.join()
+                raise
             if errors:
                 raise errors[0]
         return results
@@ -72,13 +80,21 @@ class Rendezvous:
                 self._questions.append(question)
                 self._active -= 1
                 self._answer_if_all_wait()
-                while not question.answered:
+                while not question.answered and not self._cancelled:
                     self._condition.wait()
+            if self._cancelled:
+                raise RuntimeError("factormax: the solve was cancelled.")
             if question.error is not None:
                 raise question.error
             return question.answer
 
         return ask
+
+    def cancel(self) -> None:
+        """Ends all waiting: whoever asks gets an error."""
+        with self._condition:
+            self._cancelled = True
+            self._condition.notify_all()
 
     def leave(self) -> None:
         """The calling instance is done."""
@@ -87,7 +103,7 @@ class Rendezvous:
             self._answer_if_all_wait()
 
     def _answer_if_all_wait(self) -> None:
-        if self._active > 0 or not self._questions:
+        if self._active > 0 or not self._questions or self._cancelled:
             return
         questions, self._questions = self._questions, []
         for factor in {id(q.factor): q.factor for q in questions}.values():

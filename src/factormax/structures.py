@@ -68,7 +68,7 @@ class Support:
         self.counts: IndexArray = np.bincount(instance, minlength=batch)
         first = np.cumsum(self.counts) - self.counts
         self.rank: IndexArray = np.arange(len(instance)) - first[self.instance]
-        self.width = int(self.counts.max(initial=0))
+        self.width = int(self.counts.max(initial=1))  # room for NaN where there is none
         self.probs = self.spread(found.prob)
         lists = _starts(count * np.array(slots))[:, factor][self.instance]
         places = (lists + within[order] * slots[factor])[:, None] + np.arange(slots[factor])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factormax.arrays import Array, IndexArray, is_tensor
+from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
 from factormax.errors import VariableIndexError
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def _is_basic(key: Any) -> bool:
 
 
 def _key_text(key: Any) -> str:
+    if is_tracing():  # arrays can't be looked at
+        return "[...]"
+
     def part(p: Any) -> str:
         if isinstance(p, slice):
             text = f"{'' if p.start is None else p.start}:{'' if p.stop is None else p.stop}"

@@ -1,4 +1,4 @@
-"""One case for each kind of layer, with a ragged batch; what all layers have to do is tested on them."""
+"""One case for each kind of layer, with a ragged batch, for what all layers have to do."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ def test_eval_can_switch_to_map(case):
     plain.eval(), layer.eval()
     torch.testing.assert_close(plain(scores, **case.where), soft, rtol=0, atol=0)
     best = layer(scores, **case.where)
-    torch.testing.assert_close(best, plain.predict(scores, **case.where), rtol=0, atol=0)
+    expected = plain.predict(scores, kind="perceptron", **case.where)
+    torch.testing.assert_close(best, expected, rtol=0, atol=0)
     assert not torch.equal(best, soft)
     layer.train()
     torch.testing.assert_close(layer(scores, **case.where), soft, rtol=0, atol=0)
@@ -200,12 +201,25 @@ def test_eval_can_switch_to_map(case):
 def test_map_is_the_limit_of_low_temperature(case):
     scores = case.scores()
     cold = case.layer(temperature=1e-3)(scores, **case.where)
-    best = case.layer().predict(scores, **case.where)
+    best = case.layer().predict(scores, kind="hinge", **case.where)
     torch.testing.assert_close(cold, best, rtol=0, atol=1e-6)
-    exact = case.layer().predict(scores, exact=True, **case.where)
+    exact = case.layer().predict(scores, kind="hinge", exact=True, **case.where)
     assert ((exact == 0) | (exact == 1)).all() and not exact.requires_grad
     whole = ((best == 0) | (best == 1)).flatten(1).all(dim=1)  # the relaxation decides
     torch.testing.assert_close(exact[whole], best[whole], rtol=0, atol=0)
+
+
+@every_case
+def test_predictions_have_the_least_loss(case):
+    """No other structure among the best ones of other scores has less."""
+    layer, scores = case.layer(), case.scores()
+    others = [layer.predict(case.scores(k), exact=True, **case.where) for k in range(10, 18)]
+    for kind in ("sparsemap", "perceptron"):
+        found = layer.predict(scores, kind=kind, exact=True, **case.where)
+        least = layer.loss(scores, found, kind=kind, **case.where)
+        for other in others:
+            loss = layer.loss(scores, other, kind=kind, **case.where)
+            assert (loss > least - 1e-6).all()
 
 
 # Losses and training -----------------------------------------------------------------------------
@@ -229,6 +243,26 @@ def test_the_loss_lowers(case, kind):
         losses.append(float(loss.detach().sum()))
     assert losses[-1] < 0.5 * losses[0]
     assert not scores.grad[~case.present].any()
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["sparsemap", "hinge"])
+def test_losses_of_a_padded_batch(case, kind):
+    """Each is that of the instance alone, with costs, and where part of the target is not known."""
+    layer = case.layer()
+    scores = padded(case, padding=0.3)
+    target = layer.predict(case.scores(5), exact=True, **case.where)
+    known = case.scores(6) > 0
+    cost = case.scores(7).abs() if kind == "hinge" else None
+    for partial in (None, known):
+        losses = layer.loss(scores, target, kind=kind, cost=cost, known=partial, **case.where)
+        for i in range(len(scores)):
+            given = {} if cost is None else {"cost": cost[i][case.corner(i)]}
+            if partial is not None:
+                given["known"] = known[i][case.corner(i)]
+            corner = case.corner(i)
+            alone = layer.loss(scores[i][corner], target[i][corner], kind=kind, **given)
+            torch.testing.assert_close(losses[i], alone, rtol=0, atol=1e-5)
 
 
 @every_case
@@ -273,7 +307,7 @@ def test_wrong_shapes(case):
     pair = len(case.lengths or [()]) == 2
     with pytest.raises(fm.ShapeError, match=f"{name}: lengths must have the batch shape"):
         layer(case.scores(), lengths=([1, 1], None) if pair else [1, 1])
-    with pytest.raises(fm.GraphError, match="lengths must be between 0 and .*, got 9"):
+    with pytest.raises(fm.GraphError, match=r"lengths must be between 0 and .*, got 9"):
         layer(case.scores(), lengths=([1, 1, 9], None) if pair else [1, 1, 9])
     with pytest.raises(fm.GraphError, match="lengths must be whole numbers, got dtype"):
         layer(case.scores(), lengths=([1.5] * 3, None) if pair else [1.5] * 3)
@@ -290,6 +324,11 @@ def test_nan_is_named(case):
         case.layer()(scores)
 
 
+def test_the_kind_of_a_prediction():
+    with pytest.raises(fm.GraphError, match=r"KSubset: kind must be one of .*, got 'best'"):
+        fnn.KSubset(1).predict(torch.zeros(3), kind="best")
+
+
 @pytest.mark.parametrize("temperature", [0, -1.0, torch.inf, torch.nan])
 def test_a_temperature_is_positive(temperature):
     with pytest.raises(fm.GraphError, match="KSubset: temperature must be positive"):
@@ -300,7 +339,7 @@ def test_a_temperature_is_positive(temperature):
 
 
 def test_on_failure():
-    layer = CASES["tree"].layer(max_iter=1, method=None) if False else fnn.Matching(max_iter=1)
+    layer = fnn.Matching(max_iter=1)
     scores = 5 * CASES["lp-matching"].scores()
     with pytest.warns(fm.NotConvergedWarning):
         layer(scores)
@@ -316,3 +355,23 @@ def test_on_failure():
 def test_a_layer_without_factors():
     with pytest.raises(NotImplementedError, match="must define add_factors"):
         fnn.StructuredLayer()(torch.zeros(3))
+
+
+# Compiled ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "mrf" not in name])
+@pytest.mark.slow
+def test_compile(name):
+    case = CASES[name]
+    torch._dynamo.reset()
+    layer = case.layer()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for where in ({}, case.where):
+        results = []
+        for run in (layer, compiled):
+            scores = case.scores().requires_grad_()
+            value = run(scores, **where)
+            value.square().sum().backward()
+            results.append((value.detach(), scores.grad))
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-6)

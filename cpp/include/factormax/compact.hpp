@@ -70,6 +70,13 @@ class CompactSolver {
     return p.consistent;
   }
 
+  // Whether every factor has a closed form of its own.
+  bool all_isolated() const {
+    if (p_->weighted()) return false;
+    const Span<Block> blocks = p_->block.first(p_->num_blocks);
+    return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return isolated(b); });
+  }
+
   // The scores of p have been changed, about by this ratio.
   void follow_scores(T ratio) {
     scale_multipliers(ratio);
@@ -270,12 +277,6 @@ class CompactSolver {
   }
 
   bool isolated(const Block& block) const { return problem_->block_isolated[block.source] != 0; }
-
-  bool all_isolated() const {
-    if (p_->weighted()) return false;
-    const Span<Block> blocks = p_->block.first(p_->num_blocks);
-    return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return isolated(b); });
-  }
 
   void solve_isolated() {
     for (const Block& block : p_->block.first(p_->num_blocks)) {

@@ -41,7 +41,8 @@ class ProximalSolver {
     if (warm != nullptr) compact_.scale_multipliers(t);
 
     const double tol = std::max(options.tol, 16.0 * std::numeric_limits<T>::epsilon());
-    T wanted = T(0.05);
+    const bool at_once = compact_.all_isolated();
+    T wanted = at_once ? T(tol) : kLoosest;
     Result& result = compact_.result();
     for (int step = 0;; ++step) {
       compact_.minimise(wanted, options.max_iter, step > 0 || warm != nullptr);
@@ -53,7 +54,9 @@ class ProximalSolver {
       const double gap = bound_ - value;
       const bool feasible = result.primal_residual <= tol;
       result.dual_residual = std::max(gap, 0.0);
-      if (feasible && gap <= tol * (1 + std::fabs(value))) {
+      // Closed forms cost nothing: the gap may be closed to the last digit.
+      const double close = at_once ? 64 * std::numeric_limits<T>::epsilon() : tol;
+      if (feasible && gap <= close * (1 + std::fabs(value))) {
         result.status = Status::converged;
         break;
       }
@@ -64,7 +67,7 @@ class ProximalSolver {
         change = std::max(change, std::fabs(at.mu[j] - center_[j]));
         center_[j] = at.mu[j];
       }
-      wanted = clip(change / 10, T(tol / 10), T(0.05));
+      wanted = clip(change / 5, T(tol / 10), kLoosest);
       t *= 2;
       scale_scores(p, t);
       if (structured_ != nullptr) structured_->rescale(2);
@@ -83,6 +86,7 @@ class ProximalSolver {
 
  private:
   static constexpr int kMostSteps = 60;
+  static constexpr T kLoosest = T(0.1);  // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
     return structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved;

@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,24 @@ class Factor(StructuredFactor):
     The structures are whatever `map` can return; the solution is a sparse combination of them. It
     works in any graph, together with all other factors, with gradients.
 
+    `map` may be called from several threads at once. Where an oracle is vectorised, define
+    `map_batch(self, eta_u, eta_v)` in its place or beside it: scores and answers have one more
+    dimension in front, the instances (in a list of assignments, None is "no structure"). An oracle
+    that is not exact is not noticed by a solve: put it through `factormax.testing.check_factor`.
+
     Args:
         u: a variable, a slice, or a list of them (then flat, one after the other).
-        scores: scores of the factor's own, of any shape, if it has some; with the batch dimensions
-            in front they are per instance.
+        scores: scores of the factor's own, of any shape, if it has some. Where their leading
+            dimensions are those of the batch, they are per instance; if that may be a coincidence,
+            say in the class how many dimensions they have of their own: `score_dims = 1`.
         native_map: a C function to call in place of `map`, without the GIL: a `numba.cfunc`, a
             ctypes function pointer, or an address. It has the signature
             `int32 (const double* eta_u, int64 d, const double* eta_v, int64 s, double* m,
             double* n, void* data, int64 instance)`; m and n come filled with zeros; it returns 0,
             or 1 if there is no structure, or −1 on failure. It must be safe to call from several
             threads at once.
-        native_data: the address handed to it as `data`.
+        native_data: handed to it as `data`: an address, or a ctypes object, whose address it is
+            (keep it alive).
 
     Example:
         The vertices are the vectors with exactly two ones:
@@ -60,13 +67,16 @@ class Factor(StructuredFactor):
         array([0.8, 0.7, 0.5, 0. ])
     """
 
+    #: How many dimensions the scores have without the batch; None: as their shape suggests.
+    score_dims: ClassVar[int | None] = None
+
     def __init__(
         self,
         u: Variable | SequenceOf[Variable],
         scores: ArrayLike | None = None,
         *,
         native_map: Any = None,
-        native_data: int = 0,
+        native_data: Any = None,
     ) -> None:
         self._take_structured(u)
         if scores is not None:
@@ -77,7 +87,7 @@ class Factor(StructuredFactor):
         if native_map is not None:
             _address_of(self.name, native_map)  # raises if it is none
         self.native_map = native_map
-        self.native_data = native_data
+        self.native_data = _data_address(self.name, native_data)
         if native_map is None and type(self).map is Factor.map and not self._has_map_batch():
             raise GraphError(
                 f"{self.name}: it has no oracle. Define map(self, eta_u, eta_v) in a subclass, or "
@@ -101,8 +111,8 @@ class Factor(StructuredFactor):
         answers = self.map_batch(*one)  # type: ignore[attr-defined]
         if answers is None:
             return None
-        m, n = answers
-        return m[0], n[0]
+        m, n = self._parts(answers, "map_batch")
+        return None if m[0] is None else (m[0], n[0] if self.num_scores else ())
 
     def _has_map_batch(self) -> bool:
         return hasattr(self, "map_batch")
@@ -110,7 +120,16 @@ class Factor(StructuredFactor):
     def _own_scores(self, scores: ArrayLike) -> Scores:
         given = as_scores(self.name, "scores", scores)
         found, batch = tuple(given.shape), self.graph.batch_shape or ()
-        own = found[len(batch) :] if batch and found[: len(batch)] == batch else found
+        if self.score_dims is not None and self.score_dims not in (
+            len(found),
+            len(found) - len(batch),
+        ):
+            raise ShapeError(
+                f"{self.name}: scores have {self.score_dims} dimensions of their own (score_dims), "
+                f"with {batch} in front for each instance its own, got shape {found}."
+            )
+        each = bool(batch) and found[: len(batch)] == batch and self.score_dims != len(found)
+        own = found[len(batch) :] if each else found
         return Scores(self, "scores", given, own, own, allow_minus_inf=True)
 
     @property
@@ -136,7 +155,7 @@ class Factor(StructuredFactor):
         m, n = np.zeros(self.index.size), np.zeros(self.num_scores)
         pointers = [a.ctypes.data_as(numbers) for a in (*given, m, n)]
         answer = kind(_address_of(self.name, self.native_map))(
-            pointers[0], m.size, pointers[1], n.size, *pointers[2:], int(self.native_data), 0
+            pointers[0], m.size, pointers[1], n.size, *pointers[2:], self.native_data, 0
         )
         if answer < 0:
             raise GraphError(f"{self.name}: native_map reported a failure.")
@@ -145,7 +164,7 @@ class Factor(StructuredFactor):
     def callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
         """What the core calls: a function of `(instance, eta_u, eta_v)`, or a C function."""
         if self.native_map is not None:
-            return _address_of(self.name, self.native_map), int(self.native_data)
+            return _address_of(self.name, self.native_map), self.native_data
 
         def call(
             instance: int, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
@@ -166,12 +185,16 @@ class Factor(StructuredFactor):
         if answer is None:
             return [None] * count
         m, n = self._parts(answer, "map_batch")
-        if np.ndim(m) == 0 or len(m) != count or (self.num_scores and len(n) != count):
+        if not hasattr(m, "__len__") or len(m) != count or (self.num_scores and len(n) != count):
             raise ShapeError(
-                f"{self.name}: map_batch must return one structure for each of {count} instances."
+                f"{self.name}: map_batch must return one structure for each of {count} instances "
+                f"(in a list, None where there is none)."
             )
         return [
-            self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i]) for i in range(count)
+            None
+            if m[i] is None
+            else self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i])
+            for i in range(count)
         ]
 
     def checked(self, answer: Any, eta_u: npt.NDArray[np.float64]) -> Structure:
@@ -224,3 +247,23 @@ def _address_of(name: str, function: Any) -> int:
             f"got {function!r}."
         )
     return address
+
+
+def _data_address(name: str, data: Any) -> int:
+    """The address of what a C function is handed."""
+    import ctypes
+
+    if data is None:
+        return 0
+    if isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 1 << 64:
+        return data
+    if isinstance(data, ctypes.c_void_p):
+        return data.value or 0
+    try:
+        if hasattr(data, "contents"):  # a pointer
+            return ctypes.addressof(data.contents)
+        return ctypes.addressof(data)
+    except (TypeError, ValueError):
+        raise GraphError(
+            f"{name}: native_data must be an address or a ctypes object, got {data!r}."
+        ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,11 @@ class Checked:
 
 
 def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked:
-    """Checks assignments x of 0 and 1, `(B, n)`; masked variables count as absent."""
+    """Checks assignments x of 0 and 1, `(B, n)`; masked variables and those of −inf are absent."""
     graph = compile_wiring(wiring)
+    here = numbers.eta_u != -np.inf
+    if not here.all():
+        numbers = replace(numbers, mask=here if numbers.mask is None else numbers.mask & here)
     mask = numbers.mask
     if mask is not None:
         x = np.where(mask, x, 0)
@@ -121,14 +124,8 @@ def _structure_features(
         if not present.any():
             return np.zeros(entry.num_scores)
         scores = np.where(present, scores, -np.inf)
-    scores = np.where(numbers.eta_u[i, var] == -np.inf, -np.inf, scores)
     if entry.oracle == CALLBACK:
-        factor = numbers.oracles[place]
-        answer: Any = factor.map(scores.reshape(factor.variable_shape), factor.own_scores(eta_v))
-        if answer is None:
-            return None
-        m, features = factor.checked(answer, scores)
-        return None if (m != on).any() else features
+        return _features_of_own(numbers.oracles[place], on, scores, eta_v)
     param = graph.oracle_params(numbers.params, None, len(x))
     lists, features, found = best_structures(
         entry.oracle,
@@ -140,3 +137,29 @@ def _structure_features(
     if not found[0] or (np.bincount(lists[lists >= 0], minlength=len(on)) != on).any():
         return None
     return np.bincount(features[features >= 0], minlength=entry.num_scores).astype(np.float64)
+
+
+def _features_of_own(
+    factor: Any, on: FloatArray, scores: FloatArray, eta_v: FloatArray
+) -> FloatArray | None:
+    """The same for a factor of the user's own, whose features may be of any size."""
+
+    def ask(scores: FloatArray, eta_v: FloatArray) -> tuple[bool, FloatArray | None]:
+        answer = factor.map(scores.reshape(factor.variable_shape), factor.own_scores(eta_v))
+        if answer is None:
+            return False, None
+        m, features = factor.checked(answer, scores)
+        return bool((m == on).all()), features
+
+    same, features = ask(scores, eta_v)
+    if same or not eta_v.size:
+        return features if same else None
+    # Is it none, or do large features outweigh the variables?
+    same, features = ask(scores, np.where(eta_v == -np.inf, eta_v, 0.0))
+    if not same:
+        return None
+    for weight in (1e2, 1e4, 1e6, 1e8):
+        same, found = ask(weight * scores, eta_v)
+        if same:
+            return found
+    return features

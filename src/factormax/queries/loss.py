@@ -82,9 +82,10 @@ def evaluate(
     y = np.where(here, target.values, 0).astype(numbers.eta_u.dtype)
     asked = numbers
     constant: Any = 0.0
-    if target.cost is not None:  # sum of cost * (mu + y - 2 mu y)
-        asked = replace(numbers, eta_u=numbers.eta_u + np.where(here, target.cost * (1 - 2 * y), 0))
-        constant = (target.cost * y).sum(axis=1)
+    if target.cost is not None:  # sum of cost * (mu + y - 2 mu y), where y is known
+        cost = target.cost if target.known is None else np.where(target.known, target.cost, 0)
+        asked = replace(numbers, eta_u=numbers.eta_u + np.where(here, cost * (1 - 2 * y), 0))
+        constant = (cost * y).sum(axis=1)
     raw = task.ask(asked, options)
     if target.known is None:
         n_y = _features(task, target, y)
@@ -109,13 +110,10 @@ def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:
     checked = check_assignment(task.wiring, task.numbers, y.astype(np.float64))
     if not checked.feasible.all():
         first = int(np.argmin(checked.feasible))
-        where = ""
-        if task.batch_shape:
-            place = tuple(int(i) for i in np.unravel_index(first, task.batch_shape))
-            where = f" of instance {place}"
+        name = target.factor_names[checked.broken[first]]
         raise GraphError(
-            f"The target{where} breaks {target.factor_names[checked.broken[first]]}. A target must "
-            f"satisfy every factor; mask the entries that are not known."
+            f"The target{_of_instance(task, first)} breaks {name}. A target must satisfy every "
+            f"factor; mask the entries that are not known."
         )
     return checked.features
 
@@ -144,11 +142,17 @@ def _best_completion(
     raw = engine.solve(extended, clamped, options)
     bad = raw.status == Status.INFEASIBLE.code
     if bad.any():
+        where = _of_instance(task, int(np.argmax(bad)))
         raise GraphError(
-            f"The known part of the target of instance {int(np.argmax(bad))} satisfies the factors "
-            f"under no completion."
+            f"The known part of the target{where} satisfies the factors under no completion."
         )
     return raw
+
+
+def _of_instance(task: Solve, i: int) -> str:
+    if not task.batch_shape:
+        return ""
+    return f" of instance {tuple(int(k) for k in np.unravel_index(i, task.batch_shape))}"
 
 
 # ---- Laying the targets out ----------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Structured layers for torch models: scores in, sparse marginals out, trained like any other.
+
+Every module takes scores `(*batch, ...)`, padded, with `mask=` or `lengths=`, and returns marginals
+of the same shape and dtype; what is masked is 0. `temperature` divides the scores, and
+`eval_map=True` answers with the best structure (LP-MAP) in `eval()`. `loss` and `predict` ask the
+same graph for a loss and for its best structure. A layer of your own is a subclass of
+`StructuredLayer` with one method.
+"""
+
+from factormax.nn.base import StructuredLayer
+from factormax.nn.contiguous_selection import ContiguousSelection
+from factormax.nn.dependency_tree import DependencyTree
+from factormax.nn.matching import Matching
+from factormax.nn.pairwise_mrf import PairwiseMRF
+from factormax.nn.selection import AtMostK, KSubset
+from factormax.nn.sequential_alignment import SequentialAlignment
+
+__all__ = [
+    "AtMostK",
+    "ContiguousSelection",
+    "DependencyTree",
+    "KSubset",
+    "Matching",
+    "PairwiseMRF",
+    "SequentialAlignment",
+    "StructuredLayer",
+]

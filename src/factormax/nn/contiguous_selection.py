@@ -1,0 +1,86 @@
+"""Contiguous selection: few words, preferably neighbours, as the mask of a rationale."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from factormax.factors import SequenceBudget
+from factormax.graph import FactorGraph
+from factormax.nn.base import StructuredLayer
+from factormax.nn.padding import Count, check_count, number_of
+from factormax.variable import Variable
+
+__all__ = ["ContiguousSelection"]
+
+
+class ContiguousSelection(StructuredLayer):
+    r"""Selects at most `budget` positions of a line, and rewards neighbours.
+
+    $$\sum_t \eta_t x_t + T \sum_t x_t x_{t+1}, \qquad \sum_t x_t \le B,$$
+
+    with $x$ a binary sequence. The greater the score T of two neighbours, `transition`, the fewer
+    and longer the spans.
+
+    Args:
+        budget: how many; a float is that fraction of the length, rounded up.
+        transition: the score of two neighbours, or where it starts. At exactly 0 the layer has a
+            kink.
+        learn_transition: False: the score stays as it is.
+        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
+            `StructuredLayer`.
+
+    Shapes:
+        scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`, where a gap
+        parts its neighbours.
+
+    Example:
+        A classifier that reads a third of the words, and so says which ones matter:
+
+        >>> import torch, factormax.nn
+        >>> class Rationale(torch.nn.Module):
+        ...     def __init__(self, words, dim, classes):
+        ...         super().__init__()
+        ...         self.embedding = torch.nn.Embedding(words, dim)
+        ...         self.score = torch.nn.Linear(dim, 1)
+        ...         self.select = factormax.nn.ContiguousSelection(budget=1 / 3, transition=0.5)
+        ...         self.output = torch.nn.Linear(dim, classes)
+        ...
+        ...     def forward(self, words, lengths):
+        ...         x = self.embedding(words)
+        ...         weights = self.select(self.score(x).squeeze(-1), lengths=lengths)
+        ...         return self.output((weights[..., None] * x).sum(dim=1))
+        >>> model = Rationale(words=100, dim=8, classes=2)
+        >>> model(torch.randint(0, 100, (2, 9)), lengths=[9, 6]).shape
+        torch.Size([2, 2])
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("n",)
+    transition: Tensor
+
+    def __init__(
+        self,
+        budget: Count,
+        *,
+        transition: float = 0.1,
+        learn_transition: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self.budget = check_count("ContiguousSelection", "budget", budget)
+        start = torch.tensor(float(transition))
+        if learn_transition:
+            self.transition = nn.Parameter(start)
+        else:
+            self.register_buffer("transition", start)
+
+    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+        """A binary sequence with a budget."""
+        there = u.size if present is None else present.sum(dim=-1)
+        fg.add(SequenceBudget(u, self.scaled(self.transition), number_of(self.budget, there)))
+
+    def _repr_parts(self) -> list[str]:
+        parts = [f"budget={self.budget:.4g}", f"transition={float(self.transition.detach()):.4g}"]
+        return parts + ["learn_transition=False"] * (not self.transition.requires_grad)

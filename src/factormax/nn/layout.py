@@ -1,0 +1,63 @@
+"""How the scores of a batch are laid out for the graph, and its answer for the caller."""
+
+from __future__ import annotations
+
+from torch import Tensor, where
+from torch.nn.functional import pad
+
+from factormax.arrays import is_tracing
+
+__all__ = ["Layout", "ShorterFirst"]
+
+
+class Layout:
+    """As they come."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """From the layout of the scores to that of the graph."""
+        return x
+
+    def undo(self, x: Tensor) -> Tensor:
+        """From the layout of the graph to that of the scores."""
+        return x
+
+
+class ShorterFirst(Layout):
+    """Rows are the shorter side in every instance: those with more rows are transposed.
+
+    If a batch has instances of both kinds, all are padded to a square.
+
+    Args:
+        scores: `(*batch, m, n)`.
+        present: which pairs there are, of the same shape; None for all.
+    """
+
+    def __init__(self, scores: Tensor, present: Tensor | None) -> None:
+        self.rows, self.columns = scores.shape[-2:]
+        self.flip: Tensor | bool = self.rows > self.columns
+        if present is not None:
+            rows = present.any(dim=-1).sum(dim=-1)
+            columns = present.any(dim=-2).sum(dim=-1)
+            flip = rows > columns
+            self.flip = flip[..., None, None]
+            # All alike if we may look, and if what is padding leaves a row for each of them.
+            if not is_tracing():
+                if not flip.any() and self.rows <= self.columns:
+                    self.flip = False
+                elif flip.all() and self.rows >= self.columns:
+                    self.flip = True
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Transposed where there are more rows than columns."""
+        if isinstance(self.flip, bool):
+            return x.transpose(-1, -2) if self.flip else x
+        size = max(self.rows, self.columns)
+        square = pad(x, (0, size - self.columns, 0, size - self.rows))  # by 0, or False
+        return where(self.flip, square.transpose(-1, -2), square)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Back again."""
+        if isinstance(self.flip, bool):
+            return x.transpose(-1, -2) if self.flip else x
+        square = where(self.flip, x.transpose(-1, -2), x)
+        return square[..., : self.rows, : self.columns]

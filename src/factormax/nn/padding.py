@@ -1,0 +1,160 @@
+"""What is there and what is padding: masks and lengths, and numbers that follow the length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factormax.arrays import is_tensor, is_tracing
+from factormax.errors import GraphError, ShapeError
+
+__all__ = ["Count", "Lengths", "Mask", "check_count", "number_of", "presence"]
+
+#: One for each side: of a square or flat layer one tensor, else a pair (of which one may be None).
+Lengths: TypeAlias = "Tensor | Sequence[Any] | int | None"
+Mask: TypeAlias = "Tensor | Sequence[Tensor | None] | None"
+#: A whole number, or a fraction of the length.
+Count: TypeAlias = "int | float"
+
+
+def presence(
+    name: str, scores: Tensor, axes: tuple[str, ...], mask: Mask, lengths: Lengths
+) -> Tensor | None:
+    """Which variables are there, boolean, in the shape of the scores; None for all of them.
+
+    A score of −inf takes a variable out, as a mask does.
+
+    Args:
+        name: what messages call the layer.
+        scores: `(*batch, *axes)`.
+        axes: what the axes count; those of the same name, the words of a tree, share their padding.
+        mask: of as many dimensions as the scores; or by side, `(*batch, size of the side)`.
+        lengths: by side, `(*batch,)`.
+
+    Raises:
+        ShapeError: if they do not fit the scores.
+        GraphError: if a mask is not boolean, or a length not a whole number of the right size.
+    """
+    batch = tuple(scores.shape[: scores.ndim - len(axes)])
+    sides = dict(zip(axes, scores.shape[len(batch) :], strict=True))
+    found = [
+        spread
+        for (side, size), given in zip(sides.items(), _by_side(name, lengths, sides), strict=True)
+        if given is not None
+        for spread in _along(side, axes, _from_lengths(name, given, batch, side, size))
+    ]
+    if mask is not None and not isinstance(mask, (tuple, list)):
+        mask = torch.as_tensor(mask)
+        if mask.ndim == scores.ndim:
+            found.append(_checked_mask(name, mask, tuple(scores.shape)))
+            mask = None
+    found += [
+        spread
+        for (side, size), given in zip(sides.items(), _by_side(name, mask, sides), strict=True)
+        if given is not None
+        for spread in _along(side, axes, _checked_mask(name, given, (*batch, size)))
+    ]
+    found = [part.to(scores.device) for part in found]
+    out = torch.isneginf(scores)
+    if is_tracing() or out.any():
+        found.append(~out)
+    if not found:
+        return None
+    present = found[0]
+    for other in found[1:]:
+        present = present & other
+    return present.expand(scores.shape)
+
+
+def check_count(name: str, word: str, count: Count) -> Count:
+    """The count, if it is a whole number, or a fraction of the length.
+
+    Raises:
+        GraphError: if it is neither.
+    """
+    if isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0:
+        return int(count)
+    if isinstance(count, float) and 0 < count <= 1:
+        return float(count)
+    raise GraphError(
+        f"{name}: {word} must be a whole number (int), at least 0, or a fraction of the length "
+        f"(float), above 0 and at most 1, got {count!r}."
+    )
+
+
+def number_of(count: Count, there: Tensor | int) -> Any:
+    """How many a count is where so many are there, `(*batch,)` or a number.
+
+    A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
+    """
+    if isinstance(count, int):
+        return count
+    if isinstance(there, int):
+        return math.ceil(count * there - 1e-9)
+    return torch.ceil(count * there.double() - 1e-9).long()
+
+
+def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
+    """What is given for each side: as it is if there is only one, else from a pair."""
+    if given is None:
+        return [None] * len(sides)
+    if len(sides) == 1:
+        return [given]
+    if not isinstance(given, (tuple, list)) or len(given) != len(sides):
+        what = f"a tensor of shape {tuple(given.shape)}" if is_tensor(given) else repr(given)
+        raise ShapeError(
+            f"{name}: lengths and masks come as a pair, for {' and '.join(sides)}, as in "
+            f"lengths=(first, second), of which one may be None; a mask may also have the shape of "
+            f"the scores. Got {what}."
+        )
+    return list(given)
+
+
+def _along(side: str, axes: tuple[str, ...], present: Tensor) -> list[Tensor]:
+    """A mask of one side, `(*batch, size)`, along each axis of that name."""
+    batch, size = present.shape[:-1], present.shape[-1]
+    places = [i for i, axis in enumerate(axes) if axis == side]
+    return [
+        present.reshape(*batch, *[size if i == place else 1 for i in range(len(axes))])
+        for place in places
+    ]
+
+
+def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size: int) -> Tensor:
+    """The mask that lengths stand for, `(*batch, size)`."""
+    lengths: Tensor = torch.as_tensor(given)
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise GraphError(f"{name}: lengths must be whole numbers, got dtype {lengths.dtype}.")
+    if not _fits(tuple(lengths.shape), batch):
+        raise ShapeError(
+            f"{name}: lengths must have the batch shape, {batch}, got {tuple(lengths.shape)}."
+        )
+    if not is_tracing():
+        bad = (lengths < 0) | (lengths > size)
+        if bad.any():
+            raise GraphError(
+                f"{name}: lengths must be between 0 and {size}, the size of the scores along "
+                f"{side}, got {int(lengths[bad][0])}."
+            )
+    return torch.arange(size, device=lengths.device) < lengths[..., None]
+
+
+def _checked_mask(name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
+    mask: Tensor = torch.as_tensor(given)
+    if mask.dtype != torch.bool:
+        raise GraphError(
+            f"{name}: a mask must be boolean, True for what is there, got dtype {mask.dtype}."
+        )
+    if not _fits(tuple(mask.shape), shape):
+        raise ShapeError(f"{name}: the mask must have shape {shape}, got {tuple(mask.shape)}.")
+    return mask
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether it has as many dimensions, each of the right size or 1."""
+    return len(found) == len(shape) and all(f in (1, s) for f, s in zip(found, shape, strict=True))

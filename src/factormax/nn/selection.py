@@ -1,0 +1,110 @@
+"""Selections of a certain size: sparse top-k that differentiates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from factormax.factors import Budget, Exactly
+from factormax.graph import FactorGraph
+from factormax.nn.base import StructuredLayer
+from factormax.nn.padding import Count, check_count, number_of
+from factormax.variable import Variable
+
+__all__ = ["AtMostK", "KSubset"]
+
+
+class _Selection(StructuredLayer):
+    """What the two share."""
+
+    axes: ClassVar[tuple[str, ...]] = ("n",)
+
+    def __init__(self, k: Count, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.k = check_count(self._name, "k", k)
+
+    def _repr_parts(self) -> list[str]:
+        return [f"k={self.k}"]
+
+
+class KSubset(_Selection):
+    r"""Selects exactly k: $\mu \in [0, 1]^n$, $\sum_i \mu_i = k$.
+
+    Args:
+        k: how many; a float is that fraction of the length, rounded up. An instance that has fewer
+            than k is selected as a whole.
+        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
+            `StructuredLayer`.
+
+    Shapes:
+        scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
+
+    Example:
+        Pooling over the k best positions:
+
+        >>> import torch, factormax.nn
+        >>> class PoolBest(torch.nn.Module):
+        ...     def __init__(self, dim, k):
+        ...         super().__init__()
+        ...         self.score = torch.nn.Linear(dim, 1)
+        ...         self.select = factormax.nn.KSubset(k)
+        ...
+        ...     def forward(self, x, lengths):
+        ...         weights = self.select(self.score(x).squeeze(-1), lengths=lengths)
+        ...         return (weights[..., None] * x).sum(dim=1) / self.select.k
+        >>> model = PoolBest(dim=8, k=3)
+        >>> model(torch.randn(4, 10, 8), lengths=[10, 8, 5, 3]).shape
+        torch.Size([4, 8])
+    """
+
+    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+        """Exactly k of those that are there."""
+        if present is None:
+            fg.add(Exactly(u, min(number_of(self.k, u.size), u.size)))
+        else:
+            there = present.sum(dim=-1)
+            k = number_of(self.k, there)
+            fg.add(Exactly(u, there.clamp(max=k) if isinstance(k, int) else k))
+
+
+class AtMostK(_Selection):
+    r"""Selects at most k, those with a score high enough: $\mu \in [0, 1]^n$, $\sum_i \mu_i \le k$.
+
+    Where no more than k compete, the marginal is the score, clipped to [0, 1]; negative scores are
+    never selected.
+
+    Args:
+        k: how many; a float is that fraction of the length, rounded up.
+        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
+            `StructuredLayer`.
+
+    Shapes:
+        scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
+
+    Example:
+        A gate that opens for a few experts at most:
+
+        >>> import torch, factormax.nn
+        >>> class Experts(torch.nn.Module):
+        ...     def __init__(self, dim, experts):
+        ...         super().__init__()
+        ...         self.router = torch.nn.Linear(dim, experts)
+        ...         self.gate = factormax.nn.AtMostK(2)
+        ...         self.experts = torch.nn.ModuleList(
+        ...             torch.nn.Linear(dim, dim) for _ in range(experts)
+        ...         )
+        ...
+        ...     def forward(self, x):
+        ...         weights = self.gate(self.router(x))
+        ...         parts = torch.stack([expert(x) for expert in self.experts], dim=-1)
+        ...         return (parts * weights[:, None]).sum(dim=-1)
+        >>> model = Experts(dim=8, experts=5)
+        >>> model(torch.randn(3, 8)).shape
+        torch.Size([3, 8])
+    """
+
+    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+        """At most k of those that are there."""
+        there = u.size if present is None else present.sum(dim=-1)
+        fg.add(Budget(u, number_of(self.k, there)))
