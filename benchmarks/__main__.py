@@ -8,13 +8,19 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import lp_map, passes, speed, structured
+from benchmarks import decoding, lp_map, passes, speed, structured
 
 OUTPUT = Path(__file__).parent / "output"
 
 
 def main() -> None:
-    sections = {"passes": passes.run, **speed.SECTIONS, **structured.SECTIONS, **lp_map.SECTIONS}
+    sections = {
+        "passes": passes.run,
+        **speed.SECTIONS,
+        **structured.SECTIONS,
+        **lp_map.SECTIONS,
+        **decoding.SECTIONS,
+    }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("section", nargs="*", choices=[[], *sections], help="default: all")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")

@@ -10,7 +10,7 @@ Write a graph in a few lines, solve it, and differentiate through the solution::
     u.value  # a sparse combination of matchings
 """
 
-from factormax import testing
+from factormax import io, testing
 from factormax._core import get_num_threads
 from factormax.errors import (
     FactormaxError,
@@ -81,6 +81,7 @@ __all__ = [
     "Xor",
     "XorOut",
     "get_num_threads",
+    "io",
     "set_num_threads",
     "testing",
 ]

@@ -157,7 +157,7 @@ class Solve:
             )
             for i in range(self.batch)
         ]
-        return decoded_solution(self.wiring, found, self.numbers.eta_u.dtype)
+        return decoded_solution(self.wiring, self.numbers, found)
 
     def values(self) -> list[FloatArray]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""

@@ -286,7 +286,7 @@ def changed(line: int, text: str | None) -> str:
             r"table 0 \(variables 0\): expected the number of its entries, 2, got",
         ),
         (changed(8, "1 2 3"), 8, "the number of its entries, 6, got 3.*table 0 does not have as"),
-        (changed(8, "1"), 9, r"expected the number of its entries, 6, got 1"),
+        (changed(8, "1"), 10, "expected the number of its entries, 6, got 1"),
         (changed(10, "1 2 x"), 10, "expected a number, got 'x'"),
         (changed(10, "1 -2 3"), 10, "not negative, got '-2'"),
         (changed(10, "1 nan 3"), 10, "not negative, got 'nan'"),
@@ -318,8 +318,8 @@ def test_bad_files(tmp_path, text, line, message):
         ("1\n2 0", 2, "variable from 0 to 1, got 2"),
         ("1\n1\n0 2", 3, "expected a state of variable 0, from 0 to 1, got 2"),
         ("2\n0 1\n0 0", 3, "variable 0 is observed twice, in the states 1 and 0"),
-        ("2\n0 1\n1", 3, "one sample of evidence, got 2|state of variable 1, but the file ends"),
-        ("2\n1 0 1\n1 0 0\n", 1, "expected the end|one sample|twice"),
+        ("2\n0 1\n1", 3, "the state of variable 1, but the file ends here"),
+        ("2\n1 0 1\n1 0 0\n", 1, "expected one sample of evidence, got 2"),
         ("1 0 1 1 1", 1, "expected the end of the file after 1 observations, got '1'"),
     ],
 )
@@ -330,7 +330,7 @@ def test_bad_evidence(tmp_path, text, line, message):
     evidence.write_text(text)
     with pytest.raises(UAIError, match=message) as caught:
         read_uai(path, evidence)
-    assert caught.value.path == str(evidence)
+    assert caught.value.path == str(evidence) and caught.value.line == line
 
 
 def test_bad_evidence_in_a_dict(tmp_path):
@@ -421,13 +421,33 @@ def test_binary_grids_solve_in_seconds(real):
         assert seconds < 5, f"{path.name} took {seconds:.2f} s to solve"
 
 
+#: The best log values, found and proved by HiGHS on the same graphs as mixed-integer programs.
+OPTIMA = {
+    "grids/PE_Grids_11": 387.894789,
+    "grids/PE_Grids_13": 766.548260,
+    "grids/PE_Grids_14": 1145.202466,
+    "objdet/ObjectDetection_11": -241.359037,
+    "opengm/pedigree9": -282.996596,
+    "protein/pdb1aho": -104.750707,
+    "protein/pdb1hyp": -82.926369,
+    "protein/pdb1xy2": 0.0,
+    "protein/pdb2fdn": -49.203318,
+    "segmentation/Segmentation_13": -49.858745,
+}
+
+
 @needs_data
-def test_the_bound_is_above_every_assignment(real):
-    for name in ("grids/PE_Grids_11", "protein/pdb1xy2", "segmentation/Segmentation_13"):
-        model = read_uai(real / f"{name}.uai")
-        bound = model.offset + float(model.graph.solve_map().upper_bound)
-        solution = model.graph.decode(time_limit=20, on_failure="ignore")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMA)
+def test_the_optimum_lies_between_value_and_bound(real, name):
+    best, close = OPTIMA[name], 1e-6 * (1 + abs(OPTIMA[name]))
+    model = read_uai(real / f"{name}.uai")
+    relaxed = model.graph.solve_map(on_failure="ignore")
+    assert model.offset + float(relaxed.upper_bound) >= best - close
+    decoded = model.graph.decode(time_limit=10, on_failure="ignore")
+    assert model.offset + float(decoded.upper_bound) >= best - close
+    if np.isfinite(decoded.objective):
         value = model.score(model.assignment())
-        assert value == pytest.approx(model.offset + float(solution.objective), rel=1e-9, abs=1e-6)
-        assert value <= model.offset + float(solution.upper_bound) + 1e-6
-        assert value <= bound + 1e-6
+        assert value == pytest.approx(model.offset + float(decoded.objective), abs=close)
+        assert value <= best + close
+        assert not decoded.optimal or value >= best - close

@@ -133,7 +133,7 @@ class StructuredFactor(BaseFactor):
 
     @property
     def probs(self) -> Array:
-        """Their probabilities, `(*batch, K)`, differentiable; they sum to 1.
+        """Their probabilities, `(*batch, K)`, differentiable; they sum to 1 (NaN if infeasible).
 
         The structures held are affinely independent, so the probabilities are determined by them;
         where a solution can be made up of other structures too, which ones are held is not defined,

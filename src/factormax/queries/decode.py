@@ -1,16 +1,18 @@
 """The exact best structure, by branch and bound over the LP-MAP relaxation.
 
-A node holds some variables at 0 or 1; its bound is the dual bound of the relaxation. The nodes with
-the largest bounds are solved together, on all cores, from the multipliers of their parents.
+Where the relaxation answers with a structure, or the graph is narrow enough for dynamic programming
+(`elimination`), that is all. Otherwise a node holds some variables at 0 or 1, and its bound is the
+dual bound of the relaxation. The nodes with the largest bounds are solved together, on all cores,
+from the multipliers of their parents.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_assignment
+from factormax.queries.elimination import best_by_elimination
 from factormax.status import Status
 from factormax.structures import FoundStructures
 
@@ -70,31 +73,43 @@ class _Search:
         entries = ";".join(filter(None, [self.original.spec, spec]))
         self.wiring = Wiring(n, entries, joined, wiring.checked)
         self.n = n
+        self.present = numbers.eta_u[0] != -np.inf
+        if numbers.mask is not None:
+            self.present &= numbers.mask[0]
         self.best_value = -np.inf
         self.best: tuple[FloatArray, FloatArray] | None = None
         self.nodes = self.passes = self.calls = 0
 
     def run(self, max_nodes: int, deadline: float | None) -> Decoded:
+        bound, mu, start = self._root()
+        if bound == -np.inf or not self._may_improve(bound):
+            return self._finish(-np.inf)
+        exact = best_by_elimination(self.original, self.numbers)
+        if exact is not None:
+            self._offer(exact)
+            return self._finish(-np.inf)
+        root = np.full(self.n, FREE, np.int8)
+
+        def over() -> bool:
+            late = deadline is not None and time.monotonic() >= deadline
+            return late or self.nodes >= max_nodes
+
+        self._dive(root, mu, start, over)
         order = count()
-        open_nodes = [_Node((-np.inf, 0), np.full(self.n, FREE, np.int8), np.inf)]
-        while open_nodes and self.nodes < max_nodes:
-            if deadline is not None and self.nodes > 0 and time.monotonic() >= deadline:
-                break
+        open_nodes = [_Node((-bound, 0), root, bound, start)]
+        while open_nodes and not over():
             room = min(max(1, 2 * get_num_threads()), max_nodes - self.nodes)
             chosen = [heapq.heappop(open_nodes) for _ in range(min(room, len(open_nodes)))]
             chosen = [node for node in chosen if self._may_improve(node.bound)]
             if not chosen:
-                break
+                return self._finish(-np.inf)
             raw = self._solve(chosen)
             for i, node in enumerate(chosen):
                 bound = min(float(raw.upper_bound[i]), node.bound)
-                if raw.status[i] == Status.INFEASIBLE.code or not self._may_improve(bound):
+                if raw.status[i] == Status.INFEASIBLE.code:
                     continue
                 mu = raw.mu[i]
-                if raw.integral[i]:
-                    self._offer(mu)
-                else:
-                    self._offer(np.round(mu))
+                self._offer(np.round(mu))
                 if not self._may_improve(bound):
                     continue
                 split = self._branching_variable(mu, node.held)
@@ -108,7 +123,46 @@ class _Search:
                     lean = int(abs(mu[split] - state) < 0.5)
                     rank = (-bound, -2 * next(order) - lean)
                     heapq.heappush(open_nodes, _Node(rank, held, bound, raw.tau[i]))
-        return self._finish(open_nodes)
+        return self._finish(max([node.bound for node in open_nodes], default=-np.inf))
+
+    def _root(self) -> tuple[float, FloatArray, FloatArray | None]:
+        """The relaxation itself. If its answer is a structure, its bound is made to meet it."""
+        raw = engine.solve(self.original, self.numbers, self.options)
+        self._count(raw)
+        if raw.status[0] == Status.INFEASIBLE.code:
+            return -np.inf, raw.mu[0], None
+        bound = float(raw.upper_bound[0])
+        self._offer(np.round(raw.mu[0]))
+        if raw.integral[0] and self._may_improve(bound):
+            exact = replace(self.options, tol=1e-12, max_iter=2 * self.options.max_iter)
+            again = engine.solve(self.original, self.numbers, exact, raw.tau)
+            self._count(again)
+            bound = min(bound, float(again.upper_bound[0]))
+            self._offer(np.round(again.mu[0]))
+        rows = compile_wiring(self.original).num_rows
+        clamps = np.zeros(self.n, raw.tau.dtype)  # none is tight; they come after the rows
+        start = np.concatenate([raw.tau[0, :rows], clamps, raw.tau[0, rows:]])
+        return bound, raw.mu[0], start
+
+    def _dive(
+        self,
+        held: npt.NDArray[np.int8],
+        mu: FloatArray,
+        start: FloatArray | None,
+        over: Callable[[], bool],
+    ) -> None:
+        """A first structure: switches on the likeliest undecided variable, again and again."""
+        held = held.copy()
+        for _ in range(64):
+            undecided = (held == FREE) & (mu > 1e-4) & (mu < 1 - 1e-4)
+            if self.best is not None or not undecided.any() or over():
+                return
+            held[int(np.argmax(np.where(undecided, mu, -1)))] = 1
+            raw = self._solve([_Node((0.0, 0), held, np.inf, start)])
+            if raw.status[0] == Status.INFEASIBLE.code:
+                return
+            mu, start = raw.mu[0], raw.tau[0]
+            self._offer(np.round(mu))
 
     def _may_improve(self, bound: float) -> bool:
         if self.best is None:
@@ -130,10 +184,13 @@ class _Search:
         if all(node.start is not None for node in nodes):
             warm = np.stack([node.start for node in nodes])  # type: ignore[misc]
         raw = engine.solve(self.wiring, batch, self.options, warm)
-        self.nodes += size
+        self._count(raw)
+        return raw
+
+    def _count(self, raw: RawSolution) -> None:
+        self.nodes += len(raw.status)
         self.passes += int(raw.iterations.sum())
         self.calls += int(raw.oracle_calls.sum())
-        return raw
 
     def _offer(self, x: FloatArray) -> None:
         """Takes a 0/1 assignment if it is feasible and better than the best."""
@@ -147,17 +204,14 @@ class _Search:
 
     def _branching_variable(self, mu: FloatArray, held: npt.NDArray[np.int8]) -> int | None:
         """The free variable nearest to one half."""
-        free = held == FREE
-        if self.numbers.mask is not None:
-            free &= self.numbers.mask[0]
-        free &= self.numbers.eta_u[0] != -np.inf
+        free = (held == FREE) & self.present
         if not free.any():
             return None
         distance = np.where(free, np.abs(mu - 0.5), np.inf)
         return int(np.argmin(distance))
 
-    def _finish(self, open_nodes: list[_Node]) -> Decoded:
-        rest = max([node.bound for node in open_nodes], default=-np.inf)
+    def _finish(self, rest: float) -> Decoded:
+        """rest: the largest bound of what was not looked at."""
         bound = max(self.best_value, rest)
         optimal = self.best is not None and not self._may_improve(rest)
         if optimal:
@@ -188,8 +242,9 @@ def one_instance(wiring: Wiring, numbers: Numbers, i: int) -> Numbers:
     )
 
 
-def decoded_solution(wiring: Wiring, found: list[Decoded], dtype: Any) -> RawSolution:
+def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> RawSolution:
     """The answers of a batch, as the fronts take them."""
+    dtype = numbers.eta_u.dtype
     graph = compile_wiring(wiring)
     scores = len(graph.pairs) + graph.oracles.num_scores
     raw = RawSolution.empty(len(found), wiring.num_variables, scores, 0, dtype)
@@ -203,6 +258,9 @@ def decoded_solution(wiring: Wiring, found: list[Decoded], dtype: Any) -> RawSol
         raw.iterations[i], raw.oracle_calls[i] = d.passes, d.calls
         raw.status[i] = d.status.code
         raw.integral[i] = d.assignment is not None
+    raw.mu[numbers.eta_u == -np.inf] = 0  # what is absent is 0, whatever happens
+    if numbers.mask is not None:
+        raw.mu[~numbers.mask] = 0
     nodes = np.array([d.nodes for d in found], dtype=np.int64)
     return replace(raw, nodes=nodes, structures=_lists(graph, found))
 

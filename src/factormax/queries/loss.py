@@ -6,7 +6,7 @@ less the score of the target. By Danskin's theorem the gradient is the differenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ def evaluate(
         asked = replace(numbers, eta_u=numbers.eta_u + np.where(here, cost * (1 - 2 * y), 0))
         constant = (cost * y).sum(axis=1)
     raw = task.ask(asked, options)
-    if target.known is None:
+    if target.known is None or not len(y):
         n_y = _features(task, target, y)
         score = np.where(y > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
         used = np.where(n_y != 0, numbers.eta_v, 0)
@@ -191,19 +191,37 @@ def _flat_target(
         )
     known = None
     if mask is not None:
-        known = np.zeros((batch, graph.num_variables), dtype=bool)
-        for u in targets:
-            part = mask.get(u, True) if isinstance(mask, Mapping) else mask
-            known[:, u.index.reshape(-1)] = _fit(u, "the mask of the target", to_numpy(part), shape)
+        known = np.broadcast_to(given, values.shape).copy()
+        for u, part in _by_variable(graph, "mask", mask, targets):
+            array = to_numpy(part)
+            if array.dtype != np.bool_:
+                raise GraphError(
+                    f"loss: the mask of the target of {u.name} must be boolean, got dtype "
+                    f"{array.dtype}."
+                )
+            known[:, u.index.reshape(-1)] = _fit(u, "the mask of the target", array, shape)
     costs = None
     if kind == "hinge":
-        costs = np.zeros((batch, graph.num_variables))
-        for u in targets:
-            part = cost.get(u, 1.0) if isinstance(cost, Mapping) else cost
-            array = np.asarray(1.0 if part is None else to_numpy(part), dtype=np.float64)
+        costs = np.ones((batch, graph.num_variables))
+        for u, part in _by_variable(graph, "cost", 1.0 if cost is None else cost, targets):
+            array = np.asarray(to_numpy(part), dtype=np.float64)
+            if not np.isfinite(array).all():
+                raise ValueError(f"loss: the cost of {u.name} must be made of finite numbers.")
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
     names = [f.name for f in graph.factors]
     return Target(kind, values, known, costs, names)
+
+
+def _by_variable(
+    graph: FactorGraph, word: str, given: Any, targets: Mapping[Variable, Any]
+) -> Iterable[tuple[Variable, Any]]:
+    """A cost or a mask for each variable: one for all targets, or a dict for some."""
+    if not isinstance(given, Mapping):
+        return [(u, given) for u in targets]
+    for u in given:
+        if not isinstance(u, Variable) or u.graph is not graph or u.negated:
+            raise GraphError(f"loss: {word} has {u!r}, which is no variable of this graph.")
+    return given.items()
 
 
 def _fit(u: Variable, what: str, array: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:

@@ -297,8 +297,8 @@ class ActiveSet {
   // c <- (I - ee^T) L^-1 c, e = L^-1 1 normalised: c' Q c = ||that||^2. docs/math.md (52).
   FACTORMAX_VECTOR void half_project(Span<double> c) const {
     double along = 0, norm = 0;
+    forward_substitute(c.data, count);
     for (int i = 0; i < count; ++i) {
-      c[i] = (c[i] - dot_row(i, c.data)) * inverse_[i];
       along += c[i] * ones_[i];
       norm += ones_[i] * ones_[i];
     }
@@ -391,20 +391,53 @@ class ActiveSet {
     return sum;
   }
 
-  FACTORMAX_INLINE double dot_row(int i, const double* b) const {
-    const double* r = row(i);
-    double sum = 0;
+  // b <- L^-1 b for the first `rows` rows; four at a time share the loads of b.
+  FACTORMAX_INLINE void forward_substitute(double* b, int rows) const {
+    int i = 0;
+    for (; i + 4 <= rows; i += 4) {
+      const double *r0 = row(i), *r1 = row(i + 1), *r2 = row(i + 2), *r3 = row(i + 3);
+      double s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+      for (int k = 0; k < i; ++k) {
+        const double value = b[k];
+        s0 += r0[k] * value;
+        s1 += r1[k] * value;
+        s2 += r2[k] * value;
+        s3 += r3[k] * value;
+      }
+      const double* inverse = inverse_.data + i;
+      b[i] = (b[i] - s0) * inverse[0];
+      b[i + 1] = (b[i + 1] - s1 - r1[i] * b[i]) * inverse[1];
+      b[i + 2] = (b[i + 2] - s2 - r2[i] * b[i] - r2[i + 1] * b[i + 1]) * inverse[2];
+      b[i + 3] =
+          (b[i + 3] - s3 - r3[i] * b[i] - r3[i + 1] * b[i + 1] - r3[i + 2] * b[i + 2]) * inverse[3];
+    }
+    for (; i < rows; ++i) {
+      const double* r = row(i);
+      double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int k = 0; k < i; ++k) sum += r[k] * b[k];
-    return sum;
+      for (int k = 0; k < i; ++k) sum += r[k] * b[k];
+      b[i] = (b[i] - sum) * inverse_.data[i];
+    }
   }
 
+  // b <- L^-T b
   FACTORMAX_INLINE void back_substitute(double* b) const {
-    for (int i = count - 1; i >= 0; --i) {
-      b[i] *= inverse_[i];
-      const double *r = row(i), value = b[i];
+    int end = count;
+    for (; end % 4 != 0; --end) {
+      const double *r = row(end - 1), value = b[end - 1] *= inverse_.data[end - 1];
 #pragma omp simd
-      for (int k = 0; k < i; ++k) b[k] -= value * r[k];
+      for (int k = 0; k < end - 1; ++k) b[k] -= value * r[k];
+    }
+    for (int i = end - 4; i >= 0; i -= 4) {
+      const double *r0 = row(i), *r1 = row(i + 1), *r2 = row(i + 2), *r3 = row(i + 3);
+      const double* inverse = inverse_.data + i;
+      const double v3 = b[i + 3] *= inverse[3];
+      const double v2 = b[i + 2] = (b[i + 2] - v3 * r3[i + 2]) * inverse[2];
+      const double v1 = b[i + 1] = (b[i + 1] - v3 * r3[i + 1] - v2 * r2[i + 1]) * inverse[1];
+      const double v0 = b[i] = (b[i] - v3 * r3[i] - v2 * r2[i] - v1 * r1[i]) * inverse[0];
+#pragma omp simd
+      for (int k = 0; k < i; ++k) b[k] -= v0 * r0[k] + v1 * r1[k] + v2 * r2[k] + v3 * r3[k];
     }
   }
 
@@ -414,7 +447,7 @@ class ActiveSet {
     double* r = row(k);
     for (int i = 0; i < k; ++i) r[i] = 1 + overlap(i, k);
     const double own = 1 + overlap(k, k);
-    for (int i = 0; i < k; ++i) r[i] = (r[i] - dot_row(i, r)) * inverse_[i];
+    forward_substitute(r, k);
     double squares = 0, along = 0, value = 0;
     for (int i = 0; i < k; ++i) {
       squares += r[i] * r[i];
@@ -469,10 +502,8 @@ class ActiveSet {
   // New scores for the structures at hand.
   FACTORMAX_VECTOR void set_scores(const double* x, const double* eta_v) {
     shift_ = score(0, x, eta_v);
-    for (int i = 0; i < count; ++i) {
-      theta_[i] = score(i, x, eta_v) - shift_;
-      y_[i] = (theta_[i] - dot_row(i, y_.data)) * inverse_[i];
-    }
+    for (int i = 0; i < count; ++i) y_[i] = theta_[i] = score(i, x, eta_v) - shift_;
+    forward_substitute(y_.data, count);
   }
 
   // Moves p to the best point of the face at hand, dropping structures whose probability reaches 0.

@@ -1,0 +1,223 @@
+"""LP-MAP and exact decoding on real instances: value, bound, nodes and time of each.
+
+UAI instances (values are logarithms) and the OR-Library assignment problems, as one `Matching` and
+as rows and columns. The data are read from the folder FACTORMAX_DATA, by default ../shared/data.
+No row is printed unless its answer stands: the value is worked out again from the tables of the
+file, no bound is below the best value, and an assignment costs what SciPy says.
+
+`python -m benchmarks.decoding --time-limit 60 --only grids` runs this section alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+import factormax as fm
+from benchmarks.speed import Section, require
+from benchmarks.timing import table
+from factormax.io import read_uai
+
+DATA = Path(
+    os.environ.get("FACTORMAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+)
+TOL = 1e-6  # relative: what the bound of a relaxation may be off by
+
+
+@dataclass
+class Result:
+    """One instance: its size, the relaxation, and the best assignment."""
+
+    name: str
+    variables: int
+    factors: int
+    build_s: float
+    lp_value: float
+    lp_bound: float
+    lp_s: float
+    lp_status: str
+    integral: bool
+    value: float
+    bound: float
+    nodes: int
+    decode_s: float
+    proved: bool
+
+
+def measure(
+    name: str,
+    build_s: float,
+    fg: fm.FactorGraph,
+    offset: float,
+    score: Callable[[], float],
+    time_limit: float,
+) -> Result:
+    """Both queries of a graph, checked. score: the value of the assignment that it holds."""
+    start = time.perf_counter()
+    relaxed = fg.solve_map(on_failure="ignore")
+    lp_s = time.perf_counter() - start
+    lp_value = offset + float(relaxed.objective)
+    lp_bound = offset + float(relaxed.upper_bound)
+    integral = bool(relaxed.integral)
+    rounded = score() if integral else -np.inf
+    start = time.perf_counter()
+    decoded = fg.decode(time_limit=time_limit, on_failure="ignore")
+    decode_s = time.perf_counter() - start
+    value = offset + float(decoded.objective)
+    bound = offset + float(decoded.upper_bound)
+    proved = bool(decoded.optimal)
+    if np.isfinite(value):
+        slack = TOL * (1 + abs(value))
+        require(abs(score() - value) <= slack, f"{name}: {value} found, {score()} from the tables")
+        require(lp_bound >= value - slack, f"{name}: the LP bound {lp_bound} is below {value}")
+        require(bound >= value - slack, f"{name}: the bound {bound} is below {value}")
+        require(not proved or bound <= value + slack, f"{name}: proved, but the bound is {bound}")
+        require(not proved or value >= rounded - slack, f"{name}: LP-MAP has found {rounded}")
+    return Result(
+        name,
+        fg.num_variables,
+        sum(factor.index.shape[0] for factor in fg.factors),
+        build_s,
+        lp_value,
+        lp_bound,
+        lp_s,
+        relaxed.status.name,
+        integral,
+        value,
+        bound,
+        int(decoded.nodes),
+        decode_s,
+        proved,
+    )
+
+
+def uai_instances(only: str) -> Iterator[tuple[str, Path]]:
+    """The UAI instances, unpacked one after the other, small files first."""
+    with (
+        tarfile.open(DATA / "mrf_uai" / "mrf_instances.tar.xz") as archive,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        members = [m for m in archive.getmembers() if m.isfile() and only in m.name]
+        contents = {m.name: archive.extractfile(m).read() for m in members}  # type: ignore[union-attr]
+        for name in sorted(contents, key=lambda n: (n.split("/")[0], len(contents[n]))):
+            path = Path(folder) / "model.uai"
+            path.write_bytes(contents[name])
+            yield name, path
+
+
+def uai_results(time_limit: float, only: str) -> Iterator[Result]:
+    for name, path in uai_instances(only):
+        progress(name)
+        start = time.perf_counter()
+        model = read_uai(path)
+        build_s = time.perf_counter() - start
+        yield measure(
+            name.removesuffix(".uai"),
+            build_s,
+            model.graph,
+            model.offset,
+            lambda m=model: m.score(m.assignment()),
+            time_limit,
+        )
+
+
+def assignment_results(time_limit: float, only: str) -> Iterator[Result]:
+    costs = np.load(DATA / "assignment" / "or_library_assign.npz")
+    for name in costs.files:
+        cost = costs[name].astype(np.float64)
+        i, j = linear_sum_assignment(cost)
+        best = -float(cost[i, j].sum())
+        for form in ("Matching", "rows and columns"):
+            label = f"{name}, {form}"
+            if only not in label:
+                continue
+            progress(label)
+            start = time.perf_counter()
+            fg = fm.FactorGraph()
+            u = fg.variable_from(-cost)
+            if form == "Matching":
+                fg.add(fm.Matching(u))
+            else:
+                fg.add(fm.Xor(u, axis=1))
+                fg.add(fm.AtMostOne(u, axis=0))
+            build_s = time.perf_counter() - start
+            result = measure(
+                label,
+                build_s,
+                fg,
+                0.0,
+                lambda u=u, c=cost: -float((u.value * c).sum()),
+                time_limit,
+            )
+            if result.lp_status == "CONVERGED":
+                apart = abs(result.lp_value - best)
+                require(apart <= TOL * (1 + abs(best)), f"{label}: {result.lp_value}, not {best}")
+            if result.proved:
+                require(result.value == best, f"{label}: {result.value}, not {best}")
+            yield result
+
+
+def progress(name: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
+
+
+def run(time_limit: float, only: str = "") -> Section:
+    """Both sets, as tables and as numbers; only: a part of the names wanted."""
+    if not DATA.is_dir():
+        return f"No data in {DATA}: set FACTORMAX_DATA to their folder.\n", {}
+    texts, record = [], {}
+    for title, results in (
+        ("UAI instances (log values)", uai_results(time_limit, only)),
+        ("OR-Library assignment (minus the cost)", assignment_results(time_limit, only)),
+    ):
+        found = list(results)
+        header = ["", "variables", "factors", "build s", "LP value", "LP bound", "LP s", "LP"]
+        header += ["value", "bound", "nodes", "s", "proved"]
+        rows: list[list[object]] = [row(result) for result in found]
+        proved = sum(r.proved for r in found)
+        text = f"{title}: {proved} of {len(found)} proved, at most {time_limit:g} s each"
+        if found:
+            texts.append(table(text, header, rows))
+        record |= {r.name: asdict(r) for r in found}
+    return "\n".join(texts), record
+
+
+def row(r: Result) -> list[object]:
+    status = "0/1" if r.integral else "" if r.lp_status == "CONVERGED" else r.lp_status
+    numbers = [f"{x:.6f}" for x in (r.lp_value, r.lp_bound)]
+    best = [f"{x:.6f}" for x in (r.value, r.bound)]
+    return [
+        *[r.name, r.variables, r.factors, f"{r.build_s:.3f}"],
+        *[*numbers, f"{r.lp_s:.2f}", status],
+        *[*best, r.nodes, f"{r.decode_s:.2f}", "yes" if r.proved else ""],
+    ]
+
+
+def decoding(quick: bool) -> Section:
+    """Three seconds an instance if it must be quick, else twenty."""
+    return run(3.0 if quick else 20.0)
+
+
+SECTIONS: dict[str, Callable[[bool], Section]] = {"decoding": decoding}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="an instance")
+    parser.add_argument("--only", default="", metavar="TEXT", help="names that contain this")
+    args = parser.parse_args()
+    print(run(args.time_limit, args.only)[0])
+
+
+if __name__ == "__main__":
+    main()

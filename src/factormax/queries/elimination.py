@@ -1,0 +1,183 @@
+"""The best assignment by dynamic programming, where few variables are tied to each other at a time.
+
+Variables are eliminated one after the other: all that is said of one is added up into a table over
+it and its neighbours, and maximised over it. The tables grow with the width of the graph, which is
+1 for a tree and the shorter side for a grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax.arrays import FloatArray
+from factormax.compiled import CompiledGraph, Wiring, compile_wiring
+from factormax.engine import Numbers
+from factormax.factors.base import ABSENT, EQUALITY
+
+__all__ = ["best_by_elimination"]
+
+_LARGEST_SCOPE = 10  # variables of a row
+_LARGEST_WIDTH = 22  # neighbours of a variable when it goes
+_MOST_WORK = 2**31  # entries of all tables
+
+
+@dataclass(frozen=True)
+class _Table:
+    scope: tuple[int, ...]  # ascending
+    values: FloatArray  # an axis of 2 a variable
+
+
+def best_by_elimination(wiring: Wiring, numbers: Numbers) -> FloatArray | None:
+    """The best assignment of one instance, `(n,)`; None if the graph is too wide for this.
+
+    Of a graph of rows and pairs only; `nan` if nothing satisfies the rows.
+    """
+    graph = compile_wiring(wiring)
+    if graph.oracles.positions:
+        return None
+    here = numbers.eta_u[0] != -np.inf
+    mask = numbers.mask
+    if mask is not None:
+        here = here & mask[0]
+    if not here.all():
+        mask = here[None]
+    scopes = _scopes(graph, numbers, mask, here)
+    if scopes is None:
+        return None
+    order = _order(np.flatnonzero(here), scopes)
+    if order is None:
+        return None
+    tables = _tables(graph, numbers, mask, here)
+    return _eliminate(wiring.num_variables, order, tables)
+
+
+def _rows(
+    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
+) -> list[tuple[FloatArray, npt.NDArray[np.int64], float, int]]:
+    """Coefficients, variables, right-hand side and kind of every row that says something."""
+    lowered = graph.lower(numbers.params, mask, 1, np.float64)
+    rows = []
+    for r in range(graph.num_rows):
+        kind = int(lowered.kind[0, r])
+        part = slice(graph.row_ptr[r], graph.row_ptr[r + 1])
+        col, coef = lowered.col[0, part].astype(np.int64), lowered.coef[0, part]
+        used = (coef != 0) & here[col]
+        if kind != ABSENT:
+            rows.append((coef[used], col[used], float(lowered.rhs[0, r]), kind))
+    return rows
+
+
+def _scopes(
+    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
+) -> list[tuple[int, ...]] | None:
+    if graph.num_rows > 20_000:
+        return None
+    scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(graph, numbers, mask, here)]
+    if any(len(scope) > _LARGEST_SCOPE for scope in scopes):
+        return None
+    pairs = graph.pairs[here[graph.pairs].all(axis=1)]
+    return scopes + [tuple(map(int, pair)) for pair in pairs]
+
+
+def _order(variables: Any, scopes: list[tuple[int, ...]]) -> list[int] | None:
+    """In which order to eliminate: as they come (good for grids), or by the number of neighbours.
+
+    None if the tables get too wide either way.
+    """
+    near: dict[int, set[int]] = {int(v): set() for v in variables}
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    for v, others in near.items():
+        others.discard(v)
+    if max((len(others) for others in near.values()), default=0) > _LARGEST_WIDTH:
+        return None
+    found = [_try_order(near, by_degree) for by_degree in (True, False)]
+    work, order = min(found, key=lambda pair: pair[0])
+    return order if work <= _MOST_WORK else None
+
+
+def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float, list[int]]:
+    """An order, and the entries of all its tables; inf if one is too wide."""
+    near = {v: set(others) for v, others in neighbours.items()}
+    order: list[int] = []
+    work = 0
+    while near:
+        v = min(near, key=lambda u: (len(near[u]), u)) if by_degree else next(iter(near))
+        others = near.pop(v)
+        work += 2 ** (len(others) + 1)
+        if len(others) > _LARGEST_WIDTH:
+            return float("inf"), order
+        for u in others:
+            near[u] |= others
+            near[u] -= {u, v}
+        order.append(v)
+    return work, order
+
+
+def _tables(
+    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
+) -> list[_Table]:
+    tables = [
+        _Table((int(v),), np.array([0.0, float(numbers.eta_u[0, v])])) for v in np.flatnonzero(here)
+    ]
+    for coef, col, rhs, kind in _rows(graph, numbers, mask, here):
+        order = np.argsort(col)
+        on = np.indices((2,) * len(col)).reshape(len(col), -1)
+        excess = coef[order] @ on - rhs if len(col) else np.array([-rhs])
+        wrong = (np.abs(excess) if kind == EQUALITY else excess) > 1e-9 * (1 + abs(rhs))
+        values = np.where(wrong, -np.inf, 0.0).reshape((2,) * len(col))
+        tables.append(_Table(tuple(int(v) for v in col[order]), values))
+    for pair, negated, score in zip(
+        graph.pairs, graph.pair_negated, numbers.eta_v[0, : len(graph.pairs)], strict=True
+    ):
+        if not here[pair].all():
+            continue
+        values = np.zeros((2, 2))
+        values[1 - negated[0], 1 - negated[1]] = float(score)
+        first, second = int(pair[0]), int(pair[1])
+        ordered = (first, second) if first < second else (second, first)
+        tables.append(_Table(ordered, values if first < second else values.T))
+    return tables
+
+
+def _eliminate(n: int, order: list[int], tables: list[_Table]) -> FloatArray:
+    of: dict[int, list[_Table]] = {v: [] for v in order}
+    place = {v: i for i, v in enumerate(order)}
+    constant = 0.0
+
+    def file(table: _Table) -> float:
+        if not table.scope:
+            return float(table.values)
+        of[min(table.scope, key=place.__getitem__)].append(table)
+        return 0.0
+
+    for table in tables:
+        constant += file(table)
+    choices: list[tuple[int, tuple[int, ...], npt.NDArray[np.bool_]]] = []
+    for v in order:
+        scope = tuple(sorted({u for table in of[v] for u in table.scope}))
+        total = np.zeros((2,) * len(scope))
+        for table in of.pop(v):
+            total = total + _spread(table, scope)
+        axis = scope.index(v)
+        off, on = np.take(total, 0, axis), np.take(total, 1, axis)
+        rest = scope[:axis] + scope[axis + 1 :]
+        choices.append((v, rest, on > off))
+        constant += file(_Table(rest, np.maximum(off, on)))
+    x = np.zeros(n)
+    if constant == -np.inf:
+        return np.full(n, np.nan)
+    for v, rest, choice in reversed(choices):
+        x[v] = float(choice[tuple(int(x[u]) for u in rest)])
+    return x
+
+
+def _spread(table: _Table, scope: tuple[int, ...]) -> FloatArray:
+    """The table with axes of 1 for the variables it says nothing of."""
+    shape = tuple(2 if u in table.scope else 1 for u in scope)
+    return np.asarray(table.values.reshape(shape))
