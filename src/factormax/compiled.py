@@ -128,6 +128,12 @@ class Oracles:
     @classmethod
     def of(cls, entries: tuple[Entry, ...], given: list[tuple[int, IndexArray]]) -> Oracles:
         """Those at these positions, with these variables."""
+        if not given:
+            return _no_oracles()
+        return cls._of_some(entries, given)
+
+    @classmethod
+    def _of_some(cls, entries: tuple[Entry, ...], given: list[tuple[int, IndexArray]]) -> Oracles:
         chosen = [entries[position] for position, _ in given]
         shapes = [np.array(e.shape, dtype=np.int32) for e in chosen]
         none = np.zeros(0, dtype=np.int32)
@@ -151,6 +157,14 @@ class Oracles:
     def num_links(self) -> int:
         """The variables of the linked ones."""
         return int(np.diff(self.var_ptr)[self.linked == 1].sum())
+
+
+@lru_cache(maxsize=1)
+def _no_oracles() -> Oracles:
+    return Oracles._of_some((), [])
+
+
+_NO_PARAMS = np.zeros((1, 0))
 
 
 class CompiledGraph:
@@ -270,7 +284,7 @@ class CompiledGraph:
         """
         positions = self.oracles.positions
         if not positions:
-            return np.zeros((1, 0))
+            return _NO_PARAMS
         offsets = self._param_offsets(batch)
         lead = batch if any("b" in self.entries[p].flags for p in positions) else 1
         out = np.zeros((lead, len(positions)))

@@ -40,18 +40,18 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) error[p.col[k]] += share;
   }
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
-  const auto side_of = [&](int j) {
-    const T z = at.z.data[j] * p.give(j), eta = p.eta.data[j], twice = 2 * error.data[j];
+  const auto side_of = [&](int j, T z) {
+    const T eta = p.eta.data[j], twice = 2 * error.data[j];
     const T margin =
         (twice < most ? twice : most) + 8 * eps * (std::fabs(eta) + std::fabs(eta - z));
     return static_cast<std::int8_t>((z >= 1 - margin && z > margin) - (z <= margin));
   };
-  if (p.complete) {
+  if (p.complete && !p.weighted()) {
 #pragma omp simd
-    for (int j = 0; j < p.n; ++j) var_side[j] = side_of(j);
+    for (int j = 0; j < p.n; ++j) var_side[j] = side_of(j, at.z.data[j]);
   } else {
     std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
-    for (int j = 0; j < p.n; ++j) var_side[p.var[j]] = side_of(j);
+    for (int j = 0; j < p.n; ++j) var_side[p.var[j]] = side_of(j, at.z[j] * p.give(j));
   }
   if (problem.structured.count > 0) {  // on hubs their faces tell what is free
     for (int j = 0; j < p.n; ++j) {

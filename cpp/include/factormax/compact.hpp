@@ -468,7 +468,12 @@ class CompactSolver {
     }
     if (structured_ != nullptr && !structured_->stand_at(now_)) evaluate_at(now_);
     system_.count = count;
-    system_.build(p, [&p, z = now_.z.data](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
+    const T* z = now_.z.data;
+    if (p.weighted()) {
+      system_.build(p, [&](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
+    } else {
+      system_.build(p, [z](int j) { return z[j] > 0 && z[j] < 1; });
+    }
     if (system_.count == 0 && !others_move) return false;
     // r = -g_I - (A_I J A_O^T) step_O
     if (others_move) {
