@@ -68,26 +68,6 @@ void require_offsets(const Vector<const std::int32_t>& ptr, std::size_t end, con
   if (!valid) throw nb::value_error((std::string(name) + " is not a list of offsets").c_str());
 }
 
-// The index arrays of a compiled graph: `factormax.compiled.CompiledGraph`, passed through.
-struct Arrays {
-  Vector<const std::int32_t> row_ptr;
-  Matrix<const std::int32_t> col;
-  Matrix<const std::int8_t> kind;
-  Matrix<const std::int32_t> pairs;
-  Matrix<const std::uint8_t> pair_negated;
-  Vector<const std::int32_t> block_ptr;
-  Vector<const std::int8_t> block_kind;
-  Vector<const std::uint8_t> block_isolated;
-  Vector<const std::int8_t> oracle_kind;
-  Vector<const std::uint8_t> oracle_linked;
-  Vector<const std::int32_t> oracle_var_ptr;
-  Vector<const std::int32_t> oracle_var;
-  Vector<const std::int32_t> oracle_shape_ptr;
-  Vector<const std::int32_t> oracle_shape;
-  Vector<const std::int32_t> oracle_score_ptr;
-  Matrix<const double> oracle_param;
-};
-
 // Whether the shape of a structured factor is one, and agrees with its variables and scores.
 bool shape_fits(factormax::OracleKind kind, factormax::Span<const std::int32_t> shape,
                 std::int64_t vars, std::int64_t scores) {
@@ -126,91 +106,132 @@ bool shape_fits(factormax::OracleKind kind, factormax::Span<const std::int32_t> 
   return false;
 }
 
-template <class T>
-void add_structured(const Arrays& a, std::size_t batch, std::size_t n, Problem<T>& p) {
-  factormax::Structured<T>& s = p.structured;
-  const std::size_t count = a.oracle_kind.shape(0);
-  s.count = static_cast<int>(count);
-  require(a.oracle_linked.shape(0) == count && a.oracle_var_ptr.shape(0) == count + 1 &&
-              a.oracle_shape_ptr.shape(0) == count + 1 && a.oracle_score_ptr.shape(0) == count + 1,
-          "an array of the structured factors has the wrong shape");
-  require_offsets(a.oracle_var_ptr, a.oracle_var.shape(0), "oracle_var_ptr");
-  require_offsets(a.oracle_shape_ptr, a.oracle_shape.shape(0), "oracle_shape_ptr");
-  const std::int32_t scores = a.oracle_score_ptr(count);
-  require(scores >= 0, "oracle_score_ptr is not a list of offsets");
-  require_offsets(a.oracle_score_ptr, static_cast<std::size_t>(scores), "oracle_score_ptr");
-  require_range(a.oracle_var.data(), a.oracle_var.size(), static_cast<std::int32_t>(n),
-                "oracle_var");
-  s.kind = a.oracle_kind.data();
-  s.linked = a.oracle_linked.data();
-  s.var_ptr = a.oracle_var_ptr.data();
-  s.var = a.oracle_var.data();
-  s.shape_ptr = a.oracle_shape_ptr.data();
-  s.shape = a.oracle_shape.data();
-  s.score_ptr = a.oracle_score_ptr.data();
-  s.num_scores = scores;
-  s.param = batched(a.oracle_param, batch, count, "oracle_param");
-  std::vector<bool> taken(count > 0 ? n : 0);
-  for (int f = 0; f < s.count; ++f) {
-    require(s.kind[f] >= 0 && s.kind[f] <= static_cast<int>(factormax::OracleKind::callback) &&
-                shape_fits(static_cast<factormax::OracleKind>(s.kind[f]), s.shapes(f),
-                           s.vars(f).size, s.scores(f)),
-            "a structured factor has the wrong kind or shape");
-    if (s.linked[f] != 0) s.num_links += s.vars(f).size;
-    for (const std::int32_t j : s.vars(f)) {
-      require(s.linked[f] != 0 || !taken[j], "two hubs share a variable");
-      if (s.linked[f] == 0) taken[j] = true;
+// The index arrays of a compiled graph, `factormax.compiled.CompiledGraph`: checked once, kept
+// alive, and never written to.
+struct Graph {
+  int num_vars = 0, num_links = 0;
+  Vector<const std::int32_t> row_ptr;
+  Matrix<const std::int32_t> pairs;
+  Matrix<const std::uint8_t> pair_negated;
+  Vector<const std::int32_t> block_ptr;
+  Vector<const std::int8_t> block_kind;
+  Vector<const std::uint8_t> block_isolated;
+  Vector<const std::int8_t> oracle_kind;
+  Vector<const std::uint8_t> oracle_linked;
+  Vector<const std::int32_t> oracle_var_ptr;
+  Vector<const std::int32_t> oracle_var;
+  Vector<const std::int32_t> oracle_shape_ptr;
+  Vector<const std::int32_t> oracle_shape;
+  Vector<const std::int32_t> oracle_score_ptr;
+
+  void check() {
+    const std::size_t limit = std::size_t(1) << 30, count = pairs.shape(0);
+    require(row_ptr.shape(0) > 0 && block_ptr.shape(0) > 0, "a list of offsets is empty");
+    const std::size_t rows = row_ptr.shape(0) - 1, blocks = block_kind.shape(0);
+    const std::int32_t entries = row_ptr(rows);
+    require(num_vars >= 0 && std::size_t(num_vars) < limit && rows + count < limit &&
+                entries >= 0 && entries + 2 * count < limit,
+            "the graph is too large: the core indexes with 32 bits");
+    require_offsets(row_ptr, static_cast<std::size_t>(entries), "row_ptr");
+    require(block_ptr.shape(0) == blocks + 1, "block_ptr has the wrong shape");
+    require_offsets(block_ptr, rows, "block_ptr");
+    require(pairs.shape(1) == 2 && pair_negated.shape(1) == 2 && pair_negated.shape(0) == count,
+            "pairs have the wrong shape");
+    require(block_isolated.shape(0) == blocks + count, "block_isolated has the wrong shape");
+    require_range(pairs.data(), pairs.size(), num_vars, "pairs");
+    for (std::size_t f = 0; f < blocks; ++f) {
+      const int length = block_ptr(f + 1) - block_ptr(f);
+      const auto kind = static_cast<factormax::BlockKind>(block_kind(f));
+      const bool fits = kind == factormax::BlockKind::row
+                            ? length == 1
+                            : kind == factormax::BlockKind::or_out && length >= 1;
+      require(fits, "a block has the wrong kind or number of rows");
+    }
+    check_structured();
+  }
+
+  // Without the numbers of a batch.
+  template <class T>
+  factormax::Structured<T> structured() const {
+    factormax::Structured<T> s;
+    s.count = static_cast<int>(oracle_kind.shape(0));
+    s.num_links = num_links;
+    s.num_scores = oracle_score_ptr(oracle_kind.shape(0));
+    s.kind = oracle_kind.data();
+    s.linked = oracle_linked.data();
+    s.var_ptr = oracle_var_ptr.data();
+    s.var = oracle_var.data();
+    s.shape_ptr = oracle_shape_ptr.data();
+    s.shape = oracle_shape.data();
+    s.score_ptr = oracle_score_ptr.data();
+    return s;
+  }
+
+ private:
+  void check_structured() {
+    const std::size_t count = oracle_kind.shape(0);
+    require(oracle_linked.shape(0) == count && oracle_var_ptr.shape(0) == count + 1 &&
+                oracle_shape_ptr.shape(0) == count + 1 && oracle_score_ptr.shape(0) == count + 1,
+            "an array of the structured factors has the wrong shape");
+    require_offsets(oracle_var_ptr, oracle_var.shape(0), "oracle_var_ptr");
+    require_offsets(oracle_shape_ptr, oracle_shape.shape(0), "oracle_shape_ptr");
+    const std::int32_t scores = oracle_score_ptr(count);
+    require(scores >= 0, "oracle_score_ptr is not a list of offsets");
+    require_offsets(oracle_score_ptr, static_cast<std::size_t>(scores), "oracle_score_ptr");
+    require_range(oracle_var.data(), oracle_var.size(), num_vars, "oracle_var");
+    const factormax::Structured<double> s = structured<double>();
+    std::vector<bool> taken(count > 0 ? num_vars : 0);
+    for (int f = 0; f < s.count; ++f) {
+      require(s.kind[f] >= 0 && s.kind[f] <= static_cast<int>(factormax::OracleKind::callback) &&
+                  shape_fits(static_cast<factormax::OracleKind>(s.kind[f]), s.shapes(f),
+                             s.vars(f).size, s.scores(f)),
+              "a structured factor has the wrong kind or shape");
+      if (s.linked[f] != 0) num_links += s.vars(f).size;
+      for (const std::int32_t j : s.vars(f)) {
+        require(s.linked[f] != 0 || !taken[j], "two hubs share a variable");
+        if (s.linked[f] == 0) taken[j] = true;
+      }
     }
   }
-}
+};
+
+// The numbers of a batch, as they come from `factormax.engine`.
+template <class T>
+struct Batch {
+  Matrix<const std::int32_t> col;
+  Matrix<const T> coef, rhs;
+  Matrix<const std::int8_t> kind;
+  Matrix<const double> oracle_param;
+  OptionalMatrix<const std::uint8_t> mask;
+  Matrix<const T> eta_u, eta_v;
+};
 
 template <class T>
-Problem<T> make_problem(const Arrays& a, const Matrix<const T>& coef, const Matrix<const T>& rhs,
-                        const OptionalMatrix<const std::uint8_t>& mask,
-                        const Matrix<const T>& eta_u, const Matrix<const T>& eta_v) {
-  const std::size_t batch = eta_u.shape(0), n = eta_u.shape(1);
-  const std::size_t rows = a.kind.shape(1), entries = a.col.shape(1), pairs = a.pairs.shape(0);
-  const std::size_t limit = std::size_t(1) << 30;
-  require(n < limit && rows + pairs < limit && entries + 2 * pairs < limit,
-          "the graph is too large: the core indexes with 32 bits");
+Problem<T> make_problem(const Graph& g, const Batch<T>& b) {
+  const std::size_t batch = b.eta_u.shape(0), n = g.num_vars;
+  const std::size_t rows = g.row_ptr.shape(0) - 1, entries = g.row_ptr(rows);
   Problem<T> p;
-  p.num_vars = static_cast<int>(n);
+  p.num_vars = g.num_vars;
   p.num_rows = static_cast<int>(rows);
   p.num_entries = static_cast<int>(entries);
-  p.num_pairs = static_cast<int>(pairs);
-  p.num_blocks = static_cast<int>(a.block_kind.shape(0));
-  require(a.row_ptr.shape(0) == rows + 1, "row_ptr has the wrong shape");
-  require_offsets(a.row_ptr, entries, "row_ptr");
-  require(a.block_ptr.shape(0) == a.block_kind.shape(0) + 1, "block_ptr has the wrong shape");
-  require_offsets(a.block_ptr, rows, "block_ptr");
-  require(a.pairs.shape(1) == 2 && a.pair_negated.shape(1) == 2 && a.pair_negated.shape(0) == pairs,
-          "pairs have the wrong shape");
-  require(a.block_isolated.shape(0) == a.block_kind.shape(0) + pairs,
-          "block_isolated has the wrong shape");
-  p.row_ptr = a.row_ptr.data();
-  p.col = batched(a.col, batch, entries, "col");
-  p.coef = batched(coef, batch, entries, "coef");
-  p.rhs = batched(rhs, batch, rows, "rhs");
-  p.kind = batched(a.kind, batch, rows, "kind");
-  require_range(a.col.data(), a.col.size(), static_cast<std::int32_t>(n), "col");
-  require_range(a.pairs.data(), a.pairs.size(), static_cast<std::int32_t>(n), "pairs");
-  p.pair_var = a.pairs.data();
-  p.pair_negated = a.pair_negated.data();
-  p.block_ptr = a.block_ptr.data();
-  p.block_kind = a.block_kind.data();
-  p.block_isolated = a.block_isolated.data();
-  for (int f = 0; f < p.num_blocks; ++f) {
-    const int count = p.block_ptr[f + 1] - p.block_ptr[f];
-    const auto kind = static_cast<factormax::BlockKind>(p.block_kind[f]);
-    const bool fits = kind == factormax::BlockKind::row
-                          ? count == 1
-                          : kind == factormax::BlockKind::or_out && count >= 1;
-    require(fits, "a block has the wrong kind or number of rows");
-  }
-  if (mask) p.mask = batched(*mask, batch, n, "mask");
-  add_structured(a, batch, n, p);
-  p.eta_u = batched(eta_u, batch, n, "eta_u");
-  p.eta_v = batched(eta_v, batch, p.num_scores(), "eta_v");
+  p.num_pairs = static_cast<int>(g.pairs.shape(0));
+  p.num_blocks = static_cast<int>(g.block_kind.shape(0));
+  p.row_ptr = g.row_ptr.data();
+  p.pair_var = g.pairs.data();
+  p.pair_negated = g.pair_negated.data();
+  p.block_ptr = g.block_ptr.data();
+  p.block_kind = g.block_kind.data();
+  p.block_isolated = g.block_isolated.data();
+  p.structured = g.structured<T>();
+  p.structured.param = batched(b.oracle_param, batch, g.oracle_kind.shape(0), "oracle_param");
+  p.col = batched(b.col, batch, entries, "col");
+  p.coef = batched(b.coef, batch, entries, "coef");
+  p.rhs = batched(b.rhs, batch, rows, "rhs");
+  p.kind = batched(b.kind, batch, rows, "kind");
+  require_range(b.col.data(), b.col.size(), g.num_vars, "col");
+  if (b.mask) p.mask = batched(*b.mask, batch, n, "mask");
+  p.eta_u = batched(b.eta_u, batch, n, "eta_u");
+  p.eta_v = batched(b.eta_v, batch, p.num_scores(), "eta_v");
   return p;
 }
 
@@ -376,29 +397,17 @@ void raise_if_failed(const factormax::Control& control) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
 }
 
-#define FACTORMAX_STRUCTURE_PARAMETERS                                                       \
-  Vector<const std::int32_t> row_ptr, Matrix<const std::int32_t> col, Matrix<const T> coef,  \
-      Matrix<const T> rhs, Matrix<const std::int8_t> kind, Matrix<const std::int32_t> pairs, \
-      Matrix<const std::uint8_t> pair_negated, Vector<const std::int32_t> block_ptr,         \
-      Vector<const std::int8_t> block_kind, Vector<const std::uint8_t> block_isolated,       \
-      Vector<const std::int8_t> oracle_kind, Vector<const std::uint8_t> oracle_linked,       \
-      Vector<const std::int32_t> oracle_var_ptr, Vector<const std::int32_t> oracle_var,      \
-      Vector<const std::int32_t> oracle_shape_ptr, Vector<const std::int32_t> oracle_shape,  \
-      Vector<const std::int32_t> oracle_score_ptr, Matrix<const double> oracle_param,        \
+#define FACTORMAX_BATCH_PARAMETERS                                                               \
+  const Graph &graph, Matrix<const std::int32_t> col, Matrix<const T> coef, Matrix<const T> rhs, \
+      Matrix<const std::int8_t> kind, Matrix<const double> oracle_param,                         \
       OptionalMatrix<const std::uint8_t> mask, Matrix<const T> eta_u, Matrix<const T> eta_v
 
-#define FACTORMAX_STRUCTURE_ARRAYS                                                               \
-  Arrays {                                                                                       \
-    row_ptr, col, kind, pairs, pair_negated, block_ptr, block_kind, block_isolated, oracle_kind, \
-        oracle_linked, oracle_var_ptr, oracle_var, oracle_shape_ptr, oracle_shape,               \
-        oracle_score_ptr, oracle_param                                                           \
-  }
+#define FACTORMAX_BATCH_NAMES                                                                    \
+  "graph"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "oracle_param"_a, "mask"_a.none(), "eta_u"_a, \
+      "eta_v"_a
 
-#define FACTORMAX_STRUCTURE_NAMES                                                                 \
-  "row_ptr"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a,  \
-      "block_kind"_a, "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a, "oracle_var_ptr"_a, \
-      "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a, "oracle_score_ptr"_a,               \
-      "oracle_param"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
+#define FACTORMAX_PROBLEM \
+  make_problem<T>(graph, Batch<T>{col, coef, rhs, kind, oracle_param, mask, eta_u, eta_v})
 
 using Structures = std::tuple<
     nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>,
@@ -407,7 +416,7 @@ using Structures = std::tuple<
 
 // Returns the structures of the structured factors: count, prob, on, features, dense.
 template <class T>
-std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<const T> warm,
+std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const T> warm,
                                 nb::object callbacks, Vector<std::int32_t> fault, int method,
                                 double tol, int max_iter, int max_inner_iter, double step_size,
                                 Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
@@ -416,7 +425,7 @@ std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<c
                                 Vector<double> dual_residual, Vector<std::int32_t> iterations,
                                 Vector<std::int32_t> status, Vector<std::int32_t> oracle_calls,
                                 Vector<double> upper_bound, Vector<std::uint8_t> integral) {
-  Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
+  Problem<T> p = FACTORMAX_PROBLEM;
   const Callbacks functions(callbacks, p.structured.count);
   functions.give_to(p);
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
@@ -467,14 +476,14 @@ std::optional<Structures> solve(FACTORMAX_STRUCTURE_PARAMETERS, OptionalMatrix<c
 }
 
 template <class T>
-void vjp(FACTORMAX_STRUCTURE_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> grad_mu_v,
+void vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> grad_mu_v,
          Matrix<const std::int8_t> var_side, Matrix<const std::int8_t> row_side,
          Vector<const std::int32_t> status, Vector<const std::int32_t> count,
          Vector<const double> prob, Vector<const std::int32_t> on,
          Vector<const std::int32_t> features, Vector<const double> dense,
          std::optional<Vector<const double>> grad_prob, Matrix<T> grad_eta_u, Matrix<T> grad_eta_v,
          Vector<double> residual) {
-  const Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
+  const Problem<T> p = FACTORMAX_PROBLEM;
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
   require(status.shape(0) == batch && residual.shape(0) == batch,
           "a per-instance array has the wrong shape");
@@ -507,8 +516,8 @@ void vjp(FACTORMAX_STRUCTURE_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T
 }
 
 template <class T>
-std::size_t workspace_bytes(FACTORMAX_STRUCTURE_PARAMETERS, int method) {
-  const Problem<T> p = make_problem<T>(FACTORMAX_STRUCTURE_ARRAYS, coef, rhs, mask, eta_u, eta_v);
+std::size_t workspace_bytes(FACTORMAX_BATCH_PARAMETERS, int method) {
+  const Problem<T> p = FACTORMAX_PROBLEM;
   return factormax::workspace_bytes<T>(p, static_cast<factormax::Method>(method));
 }
 
@@ -553,18 +562,18 @@ best_structures(int kind, Vector<const std::int32_t> shape, Matrix<const double>
 
 template <class T>
 void bind(nb::module_& m) {
-  m.def("solve", &solve<T>, FACTORMAX_STRUCTURE_NAMES, "warm"_a.none(), "callbacks"_a.none(),
+  m.def("solve", &solve<T>, FACTORMAX_BATCH_NAMES, "warm"_a.none(), "callbacks"_a.none(),
         "fault"_a.noconvert(), "method"_a, "tol"_a, "max_iter"_a, "max_inner_iter"_a, "step_size"_a,
         "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(), "var_side"_a.noconvert(),
         "row_side"_a.noconvert(), "objective"_a.noconvert(), "primal_residual"_a.noconvert(),
         "dual_residual"_a.noconvert(), "iterations"_a.noconvert(), "status"_a.noconvert(),
         "oracle_calls"_a.noconvert(), "upper_bound"_a.noconvert(), "integral"_a.noconvert(),
         "Solve a batch of instances into the given output arrays; returns the structures.");
-  m.def("vjp", &vjp<T>, FACTORMAX_STRUCTURE_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
+  m.def("vjp", &vjp<T>, FACTORMAX_BATCH_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
         "row_side"_a, "status"_a, "count"_a, "prob"_a, "on"_a, "features"_a, "dense"_a,
         "grad_prob"_a.none(), "grad_eta_u"_a.noconvert(), "grad_eta_v"_a.noconvert(),
         "residual"_a.noconvert(), "Differentiate a solved batch into the given output arrays.");
-  m.def("workspace_bytes", &workspace_bytes<T>, FACTORMAX_STRUCTURE_NAMES, "method"_a,
+  m.def("workspace_bytes", &workspace_bytes<T>, FACTORMAX_BATCH_NAMES, "method"_a,
         "Bytes of working memory that one thread uses.");
 }
 
@@ -572,6 +581,27 @@ void bind(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native core of factormax.";
+  nb::set_leak_warnings(false);  // graphs that are remembered live as long as the interpreter
+  nb::class_<Graph>(m, "Graph", "The index arrays of a compiled graph, checked.")
+      .def(
+          "__init__",
+          [](Graph* self, int num_vars, Vector<const std::int32_t> row_ptr,
+             Matrix<const std::int32_t> pairs, Matrix<const std::uint8_t> pair_negated,
+             Vector<const std::int32_t> block_ptr, Vector<const std::int8_t> block_kind,
+             Vector<const std::uint8_t> block_isolated, Vector<const std::int8_t> oracle_kind,
+             Vector<const std::uint8_t> oracle_linked, Vector<const std::int32_t> oracle_var_ptr,
+             Vector<const std::int32_t> oracle_var, Vector<const std::int32_t> oracle_shape_ptr,
+             Vector<const std::int32_t> oracle_shape, Vector<const std::int32_t> oracle_score_ptr) {
+            Graph graph{
+                num_vars,       0,          row_ptr,          pairs,        pair_negated,
+                block_ptr,      block_kind, block_isolated,   oracle_kind,  oracle_linked,
+                oracle_var_ptr, oracle_var, oracle_shape_ptr, oracle_shape, oracle_score_ptr};
+            graph.check();
+            new (self) Graph(graph);
+          },
+          "num_vars"_a, "row_ptr"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a, "block_kind"_a,
+          "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a, "oracle_var_ptr"_a,
+          "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a, "oracle_score_ptr"_a);
   bind<double>(m);
   bind<float>(m);
   m.def("best_structures", &best_structures, "kind"_a, "shape"_a, "eta_u"_a, "eta_v"_a, "param"_a,

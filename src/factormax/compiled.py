@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from factormax import _core
 from factormax.arrays import FloatArray, IndexArray
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor, Group, RowBlocks, repeated_variable
@@ -176,6 +177,7 @@ class CompiledGraph:
         block_ptr: `(F + 1,)`, where the rows of each factor begin; `block_kind`: `(F,)`.
         block_isolated: `(F + P,)`, factors that share no variable with another.
         oracles: the structured factors.
+        core: all of this, as the core holds it.
     """
 
     def __init__(self, wiring: Wiring) -> None:
@@ -229,6 +231,13 @@ class CompiledGraph:
         self.block_kind = np.concatenate([np.zeros(0, dtype=np.int8), *kinds])
         self.oracles = Oracles.of(self.entries, structured)
         self.block_isolated = self._isolated()
+        o = self.oracles
+        arrays: list[Any] = [self.row_ptr, self.pairs, self.pair_negated, self.block_ptr]
+        arrays += [self.block_kind, self.block_isolated, o.kind, o.linked, o.var_ptr, o.var]
+        arrays += [o.shape_ptr, o.shape, o.score_ptr]
+        for array in arrays:  # checked once, so nobody may change them
+            array.setflags(write=False)
+        self.core = _core.Graph(self.num_variables, *arrays)
 
     def _isolated(self) -> npt.NDArray[np.uint8]:
         links = [b.index.reshape(-1) for b in self.bundles]

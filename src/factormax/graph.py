@@ -78,6 +78,8 @@ class FactorGraph:
         self.factors: list[BaseFactor] = []
         self.num_variables = 0
         self._wiring: Wiring | None = None
+        self._structured: list[StructuredFactor] = []
+        self._score_parts: list[Scores] | None = None
         self._values: list[Any] | None = None
         self._factor_values: list[tuple[Scores, Any]] = []
         self._structures: list[tuple[StructuredFactor, Any]] = []
@@ -146,7 +148,9 @@ class FactorGraph:
                 if is_tensor(part.given):
                     self._check_library(factor, part.given)
         self.factors.append(factor)
-        self._wiring = None
+        self._wiring = self._score_parts = None
+        if isinstance(factor, StructuredFactor):
+            self._structured.append(factor)
         return factor
 
     def _default_name(self) -> str:
@@ -355,7 +359,7 @@ class FactorGraph:
 
     def structured(self) -> list[StructuredFactor]:
         """The structured factors, in the order in which the core sees them."""
-        return [f for f in self.factors if isinstance(f, StructuredFactor)]
+        return list(self._structured)
 
     def _linked(self) -> list[StructuredFactor]:
         """The structured factors that share variables with an earlier one."""
@@ -385,9 +389,10 @@ class FactorGraph:
 
     def score_parts(self) -> list[Scores]:
         """The factors' own scores, in the order in which the core lays them out: pairs first."""
-        ordered = [f for f in self.factors if not f.structured]
-        ordered += [f for f in self.factors if f.structured]
-        return [part for f in ordered for part in f.score_parts]
+        if self._score_parts is None:
+            rows = [part for f in self.factors if not f.structured for part in f.score_parts]
+            self._score_parts = rows + [part for f in self._structured for part in f.score_parts]
+        return self._score_parts
 
     def score_layout(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the factors' scores, for messages."""
