@@ -92,3 +92,21 @@ class TestMatching(StructuredContract):
         built, _ = solved(matching(2, 2), np.zeros((2, 2)), {})
         with pytest.raises(fm.GraphError, match="Matching over u has no scores of its own"):
             _ = built.factor.value
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (20, 20), (40, 60), (100, 200), (200, 200)])
+@pytest.mark.parametrize("kind", ["normal", "integers", "zeros"])
+def test_oracle_equals_scipy(shape, kind):
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(shape[0])
+    draw = {
+        "normal": rng.standard_normal,
+        "integers": lambda shape: rng.integers(0, 4, shape).astype(float),
+        "zeros": np.zeros,
+    }
+    scores = draw[kind](shape)
+    matching = fm.Matching(fm.FactorGraph().variable(shape))
+    found, _ = matching.map(scores)
+    assert (found.sum(axis=1) == 1).all() and (found.sum(axis=0) <= 1).all()
+    best = scores[optimize.linear_sum_assignment(scores, maximize=True)].sum()
+    assert abs((found * scores).sum() - best) <= 1e-10 * (1 + abs(best))
