@@ -556,3 +556,57 @@ def test_a_long_chain_of_pairs():
     fg.add(fm.Pair(u[:-1], u[1:], 5.0))
     solution = fg.solve(on_failure="raise")
     assert np.ptp(u.value) <= 1 and solution.converged
+
+
+@pytest.mark.parametrize(
+    ("scores", "place", "expected"),
+    [
+        (
+            [[0.0, 0, 0], [0, 0, 0], [-1, -1, 1]],
+            (0, 0),
+            [[0.25, -0.25, 0], [-0.25, 0.25, 0], [0, 0, 0]],
+        ),
+        ([[0.0, 0, 1, 2], [0, 0, 2, 0], [2, 2, 2, 2]], (1, 0), np.zeros((3, 4))),
+    ],
+)
+def test_gradient_where_the_multipliers_are_not_unique(scores, place, expected):
+    """Tight columns that the others imply, and zeros that rounding makes look free."""
+    scores = np.array(scores)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    solution = fg.solve()
+    grad = np.zeros_like(scores)
+    grad[place] = 1
+    np.testing.assert_allclose(solution.vjp({u: grad})[u], expected, atol=1e-12)
+
+
+def test_gradient_with_repeated_columns():
+    """Rows and columns and the one factor of the same constraint agree also at ties."""
+    rng = np.random.default_rng(5)
+    for k in range(60):
+        scores = rng.normal(size=(3, 4)) if k % 2 else rng.integers(-2, 3, (3, 4)).astype(float)
+        scores[:, 1] = scores[:, 0]
+        grad = rng.normal(size=scores.shape)
+        results, kinks = [], []
+        for make in (
+            lambda u: [fm.Xor(u, axis=1), fm.AtMostOne(u, axis=0)],
+            lambda u: [fm.Matching(u)],
+        ):
+            fg = fm.FactorGraph()
+            u = fg.variable_from(scores)
+            for factor in make(u):
+                fg.add(factor)
+            results.append(fg.solve().vjp({u: grad})[u])
+            value = u.value
+            for h in (1e-4, -1e-4):  # the value is linear where there is no kink
+                moved = fm.FactorGraph()
+                v = moved.variable_from(scores + h * grad)
+                for factor in make(v):
+                    moved.add(factor)
+                moved.solve(tol=1e-10)
+                kinks.append((v.value - value) / h)
+        if np.abs(kinks[0] - kinks[1]).max() < 1e-6:
+            assert abs(np.vdot(results[0], grad) - np.vdot(kinks[0], grad)) < 1e-5
+            np.testing.assert_allclose(results[0], results[1], atol=1e-8)

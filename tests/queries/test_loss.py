@@ -907,3 +907,12 @@ def test_no_second_derivative():
     if grad.requires_grad:
         with pytest.raises((RuntimeError, NotImplementedError, fm.FactormaxError)):
             grad.sum().backward()
+
+
+def test_two_targets_for_one_variable():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.3, 0.2, 0.9]))
+    fg.add(fm.AtMostOne(u))
+    for targets in ({u: [1, 0, 0], u[:]: [0, 0, 1]}, {u[[0, 0, 1, 2]]: [1, 0, 0, 0]}):
+        with pytest.raises(fm.GraphError, match=r"u\[0\] has two targets"):
+            fg.loss(targets)

@@ -17,7 +17,69 @@ namespace factormax {
 //
 // The error is local: what a row lacks is spread over its free variables, and z is the rounded
 // difference of the score and of what the multipliers take. `at_least` is what the solver knows of
-// its own error besides; error: (n,) is scratch.
+// its own error besides; error: (n,) is scratch. Where something stands as close to its bound as
+// that error may have travelled, it does travel: see `ErrorSpread`.
+
+// What a row lacks also moves the free variables of the rows that it shares some with, and so on.
+template <class T>
+class ErrorSpread {
+ public:
+  // worst: the largest lack of a row.
+  ErrorSpread(const Instance<T>& p, const DualPoint<T>& at, T worst)
+      : p_(p), at_(at), near_(T(1e4) * worst) {}
+
+  // Whether something is so close to its bound that the error decides on which side it is.
+  bool in_doubt() const {
+    for (int j = 0; j < p_.n; ++j) {
+      const T z = at_.z[j] * p_.give(j);
+      if (std::min(std::fabs(z), std::fabs(z - 1)) <= near_) return true;
+    }
+    for (int r = 0; r < p_.m; ++r) {
+      if (at_.x[r] <= p_.lo[r] + near_ && touches(r)) return true;
+    }
+    return false;
+  }
+
+  // Gives each variable the largest error among those it is coupled to by rows that hold tightly.
+  void spread(Span<T> error) const {
+    bool changed = true;
+    for (int sweep = 0; changed && sweep < 32; ++sweep) {
+      changed = false;
+      for (int r = 0; r < p_.m; ++r) {
+        if (!touches(r)) continue;
+        T largest = 0;
+        for_free(r, [&](int j) { largest = std::max(largest, error[j]); });
+        for_free(r, [&](int j) {
+          changed |= error[j] < largest;
+          error[j] = std::max(error[j], largest);
+        });
+      }
+    }
+  }
+
+  // How far a . mu may be off.
+  T of_row(int r, Span<T> error) const {
+    T sum = 0;
+    for_free(r, [&](int j) { sum += error[j]; });
+    return sum;
+  }
+
+  bool touches(int r) const { return std::fabs(at_.g[r]) * p_.norm[r] <= near_; }
+
+ private:
+  template <class Visit>
+  void for_free(int r, const Visit& visit) const {
+    for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) {
+      const T z = at_.z[p_.col[k]] * p_.give(p_.col[k]);
+      if (z > -near_ && z < 1 + near_) visit(p_.col[k]);
+    }
+  }
+
+  const Instance<T>& p_;
+  const DualPoint<T>& at_;
+  T near_;
+};
+
 template <class T>
 FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error,
@@ -28,9 +90,11 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     return std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
   };
   fill(error.first(p.n), at_least);
+  T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
     if (missing <= eps) continue;
+    worst = std::max(worst, missing);
     int free = 0;
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
       const T z = at.z[p.col[k]] * p.give(p.col[k]);
@@ -39,6 +103,9 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     const T share = missing / std::max(free, 1);
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) error[p.col[k]] += share;
   }
+  const ErrorSpread<T> travel(p, at, worst);
+  const bool in_doubt = worst > 0 && worst < most && travel.in_doubt();
+  if (in_doubt) travel.spread(error);
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
   const auto side_of = [&](int j, T z) {
     const T eta = p.eta.data[j], twice = 2 * error.data[j];
@@ -60,8 +127,9 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   }
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int r = 0; r < p.m; ++r) {
-    const T margin =
-        std::min(2 * std::max(lack(r), at_least), most) + 8 * eps * (1 + std::fabs(at.x[r]));
+    T missing = std::max(lack(r), at_least);
+    if (in_doubt && travel.touches(r)) missing = std::max(missing, travel.of_row(r, error));
+    const T margin = std::min(2 * missing, most) + 8 * eps * (1 + std::fabs(at.x[r]));
     const T slack = at.g[r] * p.norm[r];  // b - a . mu
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;

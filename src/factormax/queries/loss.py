@@ -176,8 +176,13 @@ def _flat_target(
         array = to_numpy(target)
         if not np.isin(array, (0, 1)).all():
             raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
-        values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
-        given[u.index.reshape(-1)] = True
+        index = u.index.reshape(-1)
+        counts = np.bincount(index, minlength=graph.num_variables) + given
+        if counts.max(initial=0) > 1:
+            twice = graph.scalar_name(int(np.argmax(counts)))
+            raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
+        values[:, index] = _fit(u, "the target", array, shape)
+        given[index] = True
     needed = np.ones(graph.num_variables, dtype=bool)
     for t in graph.tensors:
         if t.mask is not None:
