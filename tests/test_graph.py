@@ -1,5 +1,8 @@
 """The builder: variables, indexing, batches, masks, and what it refuses."""
 
+import copy
+import pickle
+
 import numpy as np
 import oracle
 import pytest
@@ -388,3 +391,14 @@ def test_twelve_thousand_pairs_at_once(rng):
     assert pair.value.shape == (12561,)
     assert (pair.value <= np.minimum(u.value[i], u.value[j]) + 1e-9).all()
     assert (pair.value >= np.maximum(u.value[i] + u.value[j] - 1, 0) - 1e-9).all()
+
+
+def test_graphs_are_copied_and_pickled():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([[1.0, 0.9], [0.8, 0.1]]))
+    fg.add(fm.Matching(u))
+    fg.add(fm.Budget(u, 2))
+    fg.solve()
+    for again in (copy.deepcopy(fg), pickle.loads(pickle.dumps(fg))):
+        again.solve()
+        np.testing.assert_array_equal(again.tensors[0].variable.value, u.value)

@@ -181,6 +181,7 @@ class CompiledGraph:
     """
 
     def __init__(self, wiring: Wiring) -> None:
+        self._wiring = replace(wiring, compiled=None)
         self.num_variables = wiring.num_variables
         self.entries = parse_spec(wiring.spec)
         pairs: list[IndexArray] = []
@@ -238,6 +239,10 @@ class CompiledGraph:
         for array in arrays:  # checked once, so nobody may change them
             array.setflags(write=False)
         self.core = _core.Graph(self.num_variables, *arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled by compiling again: the core's part lives in this process."""
+        return CompiledGraph, (self._wiring,)
 
     def _isolated(self) -> npt.NDArray[np.uint8]:
         links = [b.index.reshape(-1) for b in self.bundles]
