@@ -126,3 +126,20 @@ class TestDepTree(StructuredContract):
         built, _ = solved(tree(2), np.zeros((2, 2)), {})
         with pytest.raises(fm.GraphError, match="DepTree over u has no scores of its own"):
             _ = built.factor.value
+
+
+@pytest.mark.parametrize("single_root", [False, True])
+@pytest.mark.parametrize("projective", [False, True])
+def test_oracle_equals_all_trees_of_six_words(projective, single_root):
+    """On random and on tied scores."""
+    rng = np.random.default_rng(6)
+    M, _ = trees(6, projective, single_root)
+    scores = np.concatenate(
+        [rng.standard_normal((300, 36)), rng.integers(-1, 2, (300, 36)), np.zeros((1, 36))]
+    )
+    factor = fm.DepTree(fm.FactorGraph().variable((6, 6)), projective, single_root)
+    best = (scores @ M).max(axis=1)
+    for eta, most in zip(scores, best, strict=True):
+        found = factor.map(eta.reshape(6, 6))[0].ravel()
+        assert abs(found @ eta - most) <= 1e-12 * (1 + abs(most))
+        assert (found @ M == 6).any()  # it is one of them

@@ -80,12 +80,6 @@ class Oracle {
   int feature_slots() const {
     return std::visit([](const auto& o) { return o.feature_slots(); }, oracle_);
   }
-  int num_scores() const {
-    return std::visit([](const auto& o) { return o.num_scores(); }, oracle_);
-  }
-  int num_vars() const {
-    return std::visit([](const auto& o) { return o.num_vars(); }, oracle_);
-  }
   // Features are numbers for all scores, not a list of those that count.
   bool is_dense() const { return std::holds_alternative<oracle::Callback>(oracle_); }
 
