@@ -258,7 +258,8 @@ class StructuredContract:
         assert (probs > 0).all() and (np.diff(probs) <= 0).all()
         assert abs(probs.sum() - 1) <= 1e-12
         mean = np.tensordot(probs, structures, 1).reshape(case.shape)
-        np.testing.assert_allclose(mean, built.u.value, rtol=0, atol=1e-12)
+        # The value may be that of another way to the same solution, without structures.
+        np.testing.assert_allclose(mean, built.u.value, rtol=0, atol=ALONE)
         columns = case.columns(structures)
         assert len(set(columns)) == len(columns)
         used = np.vstack([case.M[:, columns], np.ones(len(columns))])

@@ -17,6 +17,7 @@
 #include "factormax/batch.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/structured/oracle.hpp"
+#include "factormax/structured/row_form.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -392,6 +393,30 @@ void require_structures(const Problem<T>& p, std::size_t batch,
           "the lists of structures do not fit together");
 }
 
+// An instance is solved by rows as a whole, or not at all.
+template <class T>
+void require_cuts(const Problem<T>& p, std::size_t batch, const Vector<const std::int32_t>& count,
+                  const Vector<const std::int32_t>& num_cuts,
+                  const Vector<const std::uint8_t>& cuts) {
+  const std::size_t factors = static_cast<std::size_t>(p.structured.count);
+  require(num_cuts.shape(0) == batch * factors, "num_cuts has the wrong shape");
+  const bool possible = factormax::RowForm<T>::possible(p);
+  std::size_t members = 0;
+  for (std::size_t k = 0; k < num_cuts.shape(0); ++k) {
+    const bool by_rows = num_cuts(k) >= 0;
+    require(by_rows == (num_cuts(k - k % factors) >= 0) && (possible || !by_rows) &&
+                (count(k) == 0 || !by_rows),
+            "num_cuts does not fit the structures");
+    if (!by_rows) continue;
+    const int f = static_cast<int>(k % factors);
+    const bool is_tree = p.structured.kind[f] == static_cast<int>(factormax::OracleKind::tree);
+    require(is_tree || num_cuts(k) == 1, "a matching has one list of columns");
+    members += static_cast<std::size_t>(num_cuts(k)) *
+               static_cast<std::size_t>(factormax::RowForm<T>::list_length(p.structured, f));
+  }
+  require(members == cuts.shape(0), "cuts has the wrong shape");
+}
+
 void raise_if_failed(const factormax::Control& control) {
   if (control.out_of_memory.load()) throw std::bad_alloc();
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -412,14 +437,17 @@ void raise_if_failed(const factormax::Control& control) {
 using Structures = std::tuple<
     nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>,
     nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>,
-    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>>;
+    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>,
+    nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>,
+    nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>>;
 
-// Returns the structures of the structured factors: count, prob, on, features, dense.
+// Returns the structures of the structured factors: count, prob, on, features, dense; and of those
+// that were solved by rows num_cuts, cuts.
 template <class T>
 std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const T> warm,
                                 nb::object callbacks, Vector<std::int32_t> fault, int method,
                                 double tol, int max_iter, int max_inner_iter, double step_size,
-                                Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
+                                int by_rows, Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
                                 Matrix<std::int8_t> var_side, Matrix<std::int8_t> row_side,
                                 Vector<double> objective, Vector<double> primal_residual,
                                 Vector<double> dual_residual, Vector<std::int32_t> iterations,
@@ -455,6 +483,8 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
   options.max_iter = max_iter;
   options.max_inner_iter = max_inner_iter;
   options.step_size = step_size;
+  require(0 <= by_rows && by_rows <= 2, "by_rows must be 0 (never) to 2 (always)");
+  options.by_rows = static_cast<factormax::ByRows>(by_rows);
   Batched<const T> start;
   if (warm) start = batched(*warm, batch, rows, "warm");
   factormax::Control control;
@@ -471,8 +501,9 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
   raise_if_failed(control);
   if (p.structured.count == 0) return std::nullopt;
   return Structures{as_array(std::move(found.count)), as_array(std::move(found.prob)),
-                    as_array(std::move(found.on)), as_array(std::move(found.features)),
-                    as_array(std::move(found.dense))};
+                    as_array(std::move(found.on)),    as_array(std::move(found.features)),
+                    as_array(std::move(found.dense)), as_array(std::move(found.num_cuts)),
+                    as_array(std::move(found.cuts))};
 }
 
 template <class T>
@@ -481,6 +512,7 @@ void vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> gr
          Vector<const std::int32_t> status, Vector<const std::int32_t> count,
          Vector<const double> prob, Vector<const std::int32_t> on,
          Vector<const std::int32_t> features, Vector<const double> dense,
+         Vector<const std::int32_t> num_cuts, Vector<const std::uint8_t> cuts,
          std::optional<Vector<const double>> grad_prob, Matrix<T> grad_eta_u, Matrix<T> grad_eta_v,
          Vector<double> residual) {
   const Problem<T> p = FACTORMAX_PROBLEM;
@@ -504,6 +536,9 @@ void vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> gr
     grads.on = on.data();
     grads.features = features.data();
     grads.dense = dense.data();
+    require_cuts(p, batch, count, num_cuts, cuts);
+    grads.num_cuts = num_cuts.data();
+    grads.cuts = cuts.data();
     if (grad_prob) grads.grad_prob = grad_prob->data();
   }
   factormax::Control control;
@@ -564,15 +599,17 @@ template <class T>
 void bind(nb::module_& m) {
   m.def("solve", &solve<T>, FACTORMAX_BATCH_NAMES, "warm"_a.none(), "callbacks"_a.none(),
         "fault"_a.noconvert(), "method"_a, "tol"_a, "max_iter"_a, "max_inner_iter"_a, "step_size"_a,
-        "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(), "var_side"_a.noconvert(),
-        "row_side"_a.noconvert(), "objective"_a.noconvert(), "primal_residual"_a.noconvert(),
-        "dual_residual"_a.noconvert(), "iterations"_a.noconvert(), "status"_a.noconvert(),
-        "oracle_calls"_a.noconvert(), "upper_bound"_a.noconvert(), "integral"_a.noconvert(),
+        "by_rows"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(),
+        "var_side"_a.noconvert(), "row_side"_a.noconvert(), "objective"_a.noconvert(),
+        "primal_residual"_a.noconvert(), "dual_residual"_a.noconvert(), "iterations"_a.noconvert(),
+        "status"_a.noconvert(), "oracle_calls"_a.noconvert(), "upper_bound"_a.noconvert(),
+        "integral"_a.noconvert(),
         "Solve a batch of instances into the given output arrays; returns the structures.");
   m.def("vjp", &vjp<T>, FACTORMAX_BATCH_NAMES, "grad_mu"_a, "grad_mu_v"_a, "var_side"_a,
         "row_side"_a, "status"_a, "count"_a, "prob"_a, "on"_a, "features"_a, "dense"_a,
-        "grad_prob"_a.none(), "grad_eta_u"_a.noconvert(), "grad_eta_v"_a.noconvert(),
-        "residual"_a.noconvert(), "Differentiate a solved batch into the given output arrays.");
+        "num_cuts"_a, "cuts"_a, "grad_prob"_a.none(), "grad_eta_u"_a.noconvert(),
+        "grad_eta_v"_a.noconvert(), "residual"_a.noconvert(),
+        "Differentiate a solved batch into the given output arrays.");
   m.def("workspace_bytes", &workspace_bytes<T>, FACTORMAX_BATCH_NAMES, "method"_a,
         "Bytes of working memory that one thread uses.");
 }

@@ -5,10 +5,26 @@
 #include "factormax/linear.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/proximal.hpp"
+#include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
 
 namespace factormax {
 namespace {
+
+// What it takes to solve a problem by the rows of its structured factors.
+template <class T>
+struct RowFormState {
+  RowForm<T> form;
+  Instance<T> instance;
+  CompactSolver<T> compact;
+
+  void allocate(const Problem<T>& p, Workspace& ws) {
+    const Problem<T> size = form.largest(p);
+    form.allocate(p, ws);
+    instance.allocate(size, ws);
+    compact.allocate(size, nullptr, ws);
+  }
+};
 
 // All that one thread needs for one method, laid out in one workspace.
 template <class T>
@@ -20,6 +36,8 @@ struct ForwardState {
   ProximalSolver<T> proximal;
   Span<T> error;
   Span<T> rows;  // scratch of AD3
+  RowFormState<T> by_rows;
+  bool has_row_form = false;
 
   DualPoint<T>* point = nullptr;  // where the method ended
   double bound = 0;               // of linear methods
@@ -33,6 +51,8 @@ struct ForwardState {
     structured.allocate(p, growth, ws);
     StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
     if (method == Method::compact) compact.allocate(p, hubs, ws);
+    has_row_form = method == Method::compact && RowForm<T>::possible(p);
+    if (has_row_form) by_rows.allocate(p, ws);
     if (method == Method::admm || method == Method::ad3) admm.allocate(p, hubs, ws);
     if (method == Method::proximal) proximal.allocate(p, hubs, ws);
   }
@@ -45,13 +65,29 @@ struct BackwardState {
   ReducedSystem<T> system;
   Span<T> d, rhs;
 
+  // growth: of the room for structures, 0 if there are none because all was solved by rows.
   void allocate(const Problem<T>& p, int growth, Workspace& ws) {
-    instance.allocate(p, ws);
-    structured.allocate(p, growth, ws);
-    system.allocate(p, hubs(), ws);
     d = ws.take<T>(p.num_vars);
-    rhs = ws.take<T>(p.num_dual());
+    if (growth > 0) {
+      instance.allocate(p, ws);
+      structured.allocate(p, growth, ws);
+      system.allocate(p, hubs(), ws);
+      rhs = ws.take<T>(p.num_dual());
+    }
   }
+  void allocate_rows(const Problem<T>& p, Workspace& ws) {
+    const Problem<T> size = form.largest(p);
+    form.allocate(p, ws);
+    row_instance.allocate(size, ws);
+    row_system.allocate(size, nullptr, ws);
+    row_rhs = ws.take<T>(size.num_dual());
+  }
+
+  RowForm<T> form;
+  Instance<T> row_instance;
+  ReducedSystem<T> row_system;
+  Span<T> row_rhs;
+
   StructuredFactors<T>* hubs() { return structured.any() ? &structured : nullptr; }
 };
 
@@ -257,16 +293,31 @@ void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
 
 // The structures of one instance.
 struct InstanceStructures {
-  std::vector<std::int32_t> count, on, features;
+  std::vector<std::int32_t> count, on, features, num_cuts;
   std::vector<double> prob, dense;
+  std::vector<std::uint8_t> cuts;
 
   void take(const ActiveSet& set, bool present) {
     const int found = present ? set.count : 0;
     count.push_back(found);
+    num_cuts.push_back(-1);
     prob.insert(prob.end(), set.p.data, set.p.data + found);
     on.insert(on.end(), set.on(0), set.on(found));
     features.insert(features.end(), set.features(0), set.features(found));
     dense.insert(dense.end(), set.dense(0), set.dense(found));
+  }
+
+  // Only the rows that hold tightly bear on the derivative.
+  template <class T>
+  void take_rows(RowForm<T>& form, int factors) {
+    for (int f = 0; f < factors; ++f) {
+      count.push_back(0);
+      num_cuts.push_back(0);
+      form.tight_rows(f, [&](Span<std::uint8_t> flags) {
+        ++num_cuts.back();
+        cuts.insert(cuts.end(), flags.begin(), flags.end());
+      });
+    }
   }
 };
 
@@ -315,11 +366,97 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
 }
 
 template <class T>
+void write_result(const Result& result, std::int64_t i, const Outputs<T>& out) {
+  out.status[i] = static_cast<std::int32_t>(result.status);
+  out.iterations[i] = result.iterations;
+  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
+  out.primal_residual[i] = result.primal_residual;
+  out.dual_residual[i] = result.dual_residual;
+}
+
+// From the rows of the larger problem to those of the graph, or back.
+template <class From, class To>
+void copy_rows(int rows, int larger, int pairs, const From* from, int from_rows, To* to) {
+  std::copy(from, from + rows, to);
+  const int to_rows = from_rows == larger ? rows : larger;
+  std::copy(from + from_rows, from + from_rows + pairs, to + to_rows);
+}
+
+// Solves an instance by rows, adding those of trees as they are violated. Returns false, with
+// nothing written, if that is not to be had.
+template <class T>
+bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, const T* warm,
+                   const Outputs<T>& out, InstanceStructures* found, RowFormState<T>& state,
+                   Span<T> scratch, Control& control, bool may_poll) {
+  RowForm<T>& form = state.form;
+  Instance<T>& instance = state.instance;
+  form.begin(p, i);
+  const Problem<T>& larger = form.problem();
+  if (warm != nullptr) {
+    fill(form.tau, T(0));
+    copy_rows(p.num_rows, larger.num_rows, p.num_pairs, warm, p.num_rows, form.tau.data);
+  }
+  const DualPoint<T>& at = state.compact.point();
+  // As exact as the structures are: the finish gives that for another pass or two.
+  Options exact = options;
+  exact.tol = std::min(options.tol, 1e-12);
+  exact.max_iter = std::min(options.max_iter, 300);
+  Result result;
+  for (bool first = true;; first = false) {
+    instance.prepare(larger, 0);
+    const T* start = warm != nullptr || !first ? form.tau.data : nullptr;
+    const Result now = state.compact.solve(larger, instance, start, exact, control, may_poll);
+    result.status = Status::converged;
+    result.iterations += now.iterations;
+    result.primal_residual = result.dual_residual = now.primal_residual;
+    const bool near = now.status == Status::max_iter || now.status == Status::stalled;
+    if (now.status != Status::converged && !(near && now.primal_residual <= options.tol)) {
+      return false;
+    }
+    const auto mu = [&](std::int32_t j) {
+      return instance.new_var[j] < 0 ? T(0) : at.mu[instance.new_var[j]];
+    };
+    const double eps = std::numeric_limits<T>::epsilon();
+    const auto cuts = form.add_violated(mu, 4 * now.primal_residual + std::max(64 * eps, 1e-11));
+    if (cuts == RowForm<T>::Cuts::none) break;
+    if (cuts == RowForm<T>::Cuts::no_room) return false;
+    if (options.by_rows != ByRows::always) {
+      exact.max_iter = std::min(options.max_iter, form.worthwhile_passes(mu)) - result.iterations;
+      if (exact.max_iter <= 0) return false;
+    }
+    fill(form.tau, T(0));
+    for (int r = 0; r < instance.m; ++r) form.tau[instance.row[r]] = at.x[r] * instance.scale[r];
+  }
+  Outputs<T> own;
+  own.mu = {out.mu.at(i), 0};
+  own.mu_v = {out.mu_v.at(i), 0};
+  own.tau = {form.tau.data, 0};
+  own.var_side = {out.var_side.at(i), 0};
+  own.row_side = {form.row_side.data, 0};
+  own.objective = out.objective + i;
+  write_solution(larger, instance, StructuredFactors<T>(), at, T(0), scratch, 0, own);
+  check_rows(instance, own.mu.at(0), result);
+  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, form.tau.data, larger.num_rows,
+            out.tau.at(i));
+  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, form.row_side.data, larger.num_rows,
+            out.row_side.at(i));
+  found->take_rows(form, p.structured.count);
+  write_result(result, i, out);
+  return true;
+}
+
+template <class T>
 void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
                const T* warm, const Outputs<T>& out, InstanceStructures* found,
                ForwardState<T>& state, Control& control, bool may_poll) {
   Instance<T>& instance = state.instance;
   StructuredFactors<T>& structured = state.structured;
+  const bool by_rows = state.has_row_form && options.by_rows != ByRows::never &&
+                       (options.by_rows == ByRows::always || RowForm<T>::is_dense(p, i));
+  if (by_rows && solve_by_rows(p, i, options, warm, out, found, state.by_rows, state.error, control,
+                               may_poll)) {
+    return;
+  }
   instance.prepare(p, i);
   if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
   Result result = run(p, method, options, warm, state, control, may_poll);
@@ -349,11 +486,7 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   for (const StructuredFactor& f : structured.all()) {
     found->take(f.set, f.present && result.status != Status::infeasible);
   }
-  out.status[i] = static_cast<std::int32_t>(result.status);
-  out.iterations[i] = result.iterations;
-  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
-  out.primal_residual[i] = result.primal_residual;
-  out.dual_residual[i] = result.dual_residual;
+  write_result(result, i, out);
 }
 
 template <class T>
@@ -364,9 +497,11 @@ std::size_t forward_bytes(const Problem<T>& problem, Method method, int growth) 
 }
 
 template <class T>
-std::size_t backward_bytes(const Problem<T>& problem, int growth) {
+std::size_t backward_bytes(const Problem<T>& problem, int growth, bool rows) {
   Workspace counter;
-  BackwardState<T>().allocate(problem, growth, counter);
+  BackwardState<T> state;
+  state.allocate(problem, growth, counter);
+  if (rows) state.allocate_rows(problem, counter);
   return counter.used();
 }
 
@@ -417,26 +552,33 @@ class ForwardWorker {
 
 // Where the structures of each instance begin.
 struct StructureOffsets {
-  std::vector<std::int64_t> structure, on, features, dense;
+  std::vector<std::int64_t> structure, on, features, dense, cuts;
 };
 
 template <class T>
 StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
-                            const std::int32_t* count) {
+                            const std::int32_t* count, const std::int32_t* num_cuts) {
   const std::vector<StructureSizes> sizes = structure_sizes(problem);
   StructureOffsets at;
-  for (auto* a : {&at.structure, &at.on, &at.features, &at.dense}) a->assign(batch + 1, 0);
+  for (auto* a : {&at.structure, &at.on, &at.features, &at.dense, &at.cuts}) {
+    a->assign(batch + 1, 0);
+  }
   for (std::int64_t i = 0; i < batch; ++i) {
     at.structure[i + 1] = at.structure[i];
     at.on[i + 1] = at.on[i];
     at.features[i + 1] = at.features[i];
     at.dense[i + 1] = at.dense[i];
+    at.cuts[i + 1] = at.cuts[i];
     for (std::size_t f = 0; f < sizes.size(); ++f) {
       const std::int64_t k = count[i * static_cast<std::int64_t>(sizes.size()) + f];
       at.structure[i + 1] += k;
       at.on[i + 1] += k * sizes[f].slots;
       at.features[i + 1] += k * sizes[f].feature_slots;
       at.dense[i + 1] += k * sizes[f].dense;
+      const std::int64_t c = num_cuts[i * static_cast<std::int64_t>(sizes.size()) + f];
+      if (c > 0) {
+        at.cuts[i + 1] += c * RowForm<T>::list_length(problem.structured, static_cast<int>(f));
+      }
     }
   }
   return at;
@@ -467,6 +609,23 @@ void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int6
   }
 }
 
+// Of an instance that was solved by rows. Returns the residual.
+template <class T>
+double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
+                   const StructureOffsets& at, const Gradients<T>& g, BackwardState<T>& state) {
+  RowForm<T>& form = state.form;
+  form.begin(p, i);
+  if (!form.adopt(grads.num_cuts + i * p.structured.count, grads.cuts + at.cuts[i])) {
+    return std::numeric_limits<double>::infinity();  // no solution has such rows
+  }
+  const Problem<T>& larger = form.problem();
+  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, grads.row_side.at(i), p.num_rows,
+            form.row_side.data);
+  state.row_instance.prepare(larger, 0);
+  return vjp(larger, state.row_instance, 0, grads.var_side.at(i), form.row_side.data, g,
+             state.row_system, static_cast<StructuredFactors<T>*>(nullptr), state.d, state.row_rhs);
+}
+
 template <class T>
 void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
              const StructureOffsets& at, BackwardState<T>& state) {
@@ -476,6 +635,10 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
     std::fill_n(g.grad_eta_u, p.num_vars, T(0));
     std::fill_n(g.grad_eta_v, p.num_scores(), T(0));
     grads.residual[i] = 0;
+    return;
+  }
+  if (p.structured.count > 0 && grads.num_cuts[i * p.structured.count] >= 0) {
+    grads.residual[i] = vjp_by_rows(p, i, grads, at, g, state);
     return;
   }
   state.instance.prepare(p, i);
@@ -534,6 +697,8 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
     extend(found.on, part.on);
     extend(found.features, part.features);
     extend(found.dense, part.dense);
+    extend(found.num_cuts, part.num_cuts);
+    extend(found.cuts, part.cuts);
   }
 }
 
@@ -545,13 +710,18 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
   const int kinds = problem.structured.count;
   StructureOffsets at;
   int growth = 1;
+  bool rows = false;
   if (kinds > 0) {
-    at = offsets_of(problem, batch, grads.count);
-    int most = 0;
-    for (std::int64_t k = 0; k < batch * kinds; ++k) most = std::max(most, grads.count[k]);
-    while (64 * growth < most) growth *= 4;
+    at = offsets_of(problem, batch, grads.count, grads.num_cuts);
+    const std::int64_t all = batch * kinds;
+    rows = std::any_of(grads.num_cuts, grads.num_cuts + all, [](int c) { return c >= 0; });
+    const bool structures =
+        std::any_of(grads.num_cuts, grads.num_cuts + all, [](int c) { return c < 0; });
+    growth = structures ? 1 : 0;
+    const int most = *std::max_element(grads.count, grads.count + all);
+    while (structures && 64 * growth < most) growth *= 4;
   }
-  const std::size_t bytes = backward_bytes(problem, growth);
+  const std::size_t bytes = backward_bytes(problem, growth, rows);
   const auto make_worker = [&]() -> Worker {
     auto leased = std::make_shared<Leased<BackwardState<T>>>(bytes);
     Workspace* workspace = leased->lease.get();
@@ -559,11 +729,14 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
       control.fail_for_memory();
     } else {
       leased->state.allocate(problem, growth, *workspace);
+      if (rows) leased->state.allocate_rows(problem, *workspace);
     }
     return [&, leased](std::int64_t i, bool is_caller) {
       if (control.stopped(is_caller)) return;
-      leased->state.system.control = &control;
-      leased->state.system.may_poll = is_caller;
+      for (ReducedSystem<T>* system : {&leased->state.system, &leased->state.row_system}) {
+        system->control = &control;
+        system->may_poll = is_caller;
+      }
       vjp_one(problem, i, grads, at, leased->state);
     };
   };

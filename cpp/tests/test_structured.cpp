@@ -1,5 +1,6 @@
 // Structured factors in a graph: optimality by the oracle itself, the structures found, symmetry of
-// the derivative, linear programs, more structures than there is room for at first, masks.
+// the derivative, linear programs, more structures than there is room for at first, masks; trees
+// and matchings by rows.
 #include <numeric>
 
 #include "factormax/batch.hpp"
@@ -215,6 +216,8 @@ void check_symmetry(const Problem<T>& p, const Answer<T>& a, int batch, Random& 
     grads.on = a.found.on.data();
     grads.features = a.found.features.data();
     grads.dense = a.found.dense.data();
+    grads.num_cuts = a.found.num_cuts.data();
+    grads.cuts = a.found.cuts.data();
     Control control;
     vjp_batch<T>(p, batch, grads, control);
     for (const double r : residual) CHECK(r <= tol);
@@ -289,6 +292,7 @@ void check(const char* name, Model<T> model, Random& random, int batch) {
     const Problem<T> p = model.problem();
     Options options;
     options.tol = exact ? 1e-9 : 1e-4;
+    options.by_rows = ByRows::never;
     const Answer<T> a(p, batch, Method::compact, options);
     for (const int status : a.status) CHECK(status == static_cast<int>(Status::converged));
     check_hubs(p, a, batch, exact ? 1e-7 : 1e-3);
@@ -307,6 +311,41 @@ void check(const char* name, Model<T> model, Random& random, int batch) {
       CHECK(lp.objective[i] <= lp.bound[i] + 10 * options.tol * (1 + std::fabs(lp.bound[i])));
       CHECK(lp.objective[i] >= a.objective[i] - options.tol);  // without the quadratic
     }
+  }
+}
+
+template <class T>
+Model<T> tree_and_matching(int n) {
+  Model<T> model(n * n + 2 * n);
+  model.add(OracleKind::tree, range(0, n * n), {n, 1}, 0);
+  model.add(OracleKind::matching, range(n * n, n * n + 2 * n), {2, n}, 0);
+  model.rows.row({{0}, {1}, {n * n}}, T(1), T(1), RowKind::inequality);
+  return model;
+}
+
+// By rows: the same marginals, in no need of an oracle.
+template <class T>
+void check_by_rows(const char* name, Model<T> model, Random& random, int batch) {
+  const bool exact = std::numeric_limits<T>::digits > 24;
+  for (const double scale : {0.0, 0.05, 0.5, 3.0}) {
+    test::current_case =
+        std::string(name) + " by rows" + (exact ? " double " : " float ") + std::to_string(scale);
+    model.scores(random, batch, scale);
+    const Problem<T> p = model.problem();
+    Options options;
+    options.tol = exact ? 1e-9 : 1e-4;
+    options.by_rows = ByRows::never;
+    const Answer<T> a(p, batch, Method::compact, options);
+    options.by_rows = ByRows::always;
+    const Answer<T> b(p, batch, Method::compact, options);
+    for (int i = 0; i < batch; ++i) {
+      CHECK(b.status[i] == static_cast<int>(Status::converged));
+      CHECK(b.calls[i] == 0 && b.found.num_cuts[i * p.structured.count] >= 0);
+    }
+    for (std::size_t j = 0; j < a.mu.size(); ++j) {
+      CHECK_NEAR(b.mu[j], a.mu[j], exact ? 1e-7 : 1e-3);
+    }
+    check_symmetry(p, b, batch, random, exact ? 1e-7 : 1e-2);
   }
 }
 
@@ -351,6 +390,10 @@ void check_all(Random& random) {
   check("one word", tree_with_budgets<T>(1, 2), random, 2);
   check("mixture", mixture<T>(), random, 6);
   check("chains", chains<T>(3, 2), random, 3);
+  check_by_rows("tree", tree_with_budgets<T>(5, 2), random, 4);
+  check_by_rows("one word", tree_with_budgets<T>(1, 2), random, 2);
+  check_by_rows("tree of 15 words", tree_with_budgets<T>(15, 3), random, 2);
+  check_by_rows("tree and matching", tree_and_matching<T>(6), random, 3);
   check_mask<T>(random);
 }
 
@@ -365,7 +408,9 @@ int main(int argc, char** argv) {
   factormax::test::current_case = "growth";
   model.scores(random, 2, 0.02);
   const Problem<double> p = model.problem();
-  const Answer<double> a(p, 2, Method::compact, Options());
+  Options options;
+  options.by_rows = ByRows::never;
+  const Answer<double> a(p, 2, Method::compact, options);
   for (const int count : a.found.count) CHECK(count > 4 * 18);
   check_hubs(p, a, 2, 1e-7);
   check_symmetry(p, a, 2, random, 1e-7);

@@ -129,19 +129,25 @@ class Solve:
 
     def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
-        self.options = options
         if options.search is not None:
+            self.options = options
             self.raw = self._decode(options)
         else:
-            self.raw = engine.solve(self.wiring, self.numbers, options, warm)
+            self.ask(self.numbers, options, warm)
         if options.surrogate is None:
             self.forget_oracles()
         return self.raw
 
-    def ask(self, numbers: Numbers, options: Options) -> RawSolution:
+    def ask(
+        self, numbers: Numbers, options: Options, warm: FloatArray | None = None
+    ) -> RawSolution:
         """Solves with other numbers; the answer is then this solve's."""
         self.options = options
-        self.raw = engine.solve(self.wiring, numbers, options)
+        self.raw = engine.solve(self.wiring, numbers, options, warm)
+        self._to_list: Numbers | None = None
+        if not self.raw.structures.is_complete:
+            # Copied: they may be the caller's, who may write into them before asking.
+            self._to_list = replace(numbers, eta_u=numbers.eta_u.copy())
         return self.raw
 
     def forget_oracles(self) -> None:
@@ -171,10 +177,22 @@ class Solve:
         ]
 
     @cached_property
+    def listed(self) -> RawSolution:
+        """The solution with its structures: solved again, by them, if it was found without."""
+        if self.raw.structures.is_complete:
+            return self.raw
+        assert self._to_list is not None
+        listed = engine.solve(
+            self.wiring, self._to_list, replace(self.options, list_structures=True)
+        )
+        engine.report_failures(listed, self.options.on_failure)
+        return listed
+
+    @cached_property
     def supports(self) -> list[Support]:
         """The structures of each structured factor."""
         return [
-            Support(self.raw.structures, f, self.oracle_slots, self.batch)
+            Support(self.listed.structures, f, self.oracle_slots, self.batch)
             for f in range(len(self.oracle_slots))
         ]
 
@@ -201,18 +219,13 @@ class Solve:
         probs[self.raw.status == Status.INFEASIBLE.code] = np.nan  # like the values
         return s, probs.reshape((*self.batch_shape, s.width))
 
-    def probs(self) -> list[FloatArray]:
-        """The probabilities of the structures of each structured factor, `(*batch, K)`."""
-        return [self.found(i)[1] for i in range(len(self.oracle_slots))]
-
     def pull_back(
         self,
         grads: list[npt.NDArray[Any] | None],
         factor_grads: list[npt.NDArray[Any] | None],
-        prob_grads: list[npt.NDArray[Any] | None],
         objective: npt.NDArray[Any] | None,
     ) -> tuple[list[FloatArray], list[FloatArray]]:
-        """From gradients of what `values`, `factor_values` and `probs` gave to those of scores."""
+        """From gradients of what `values` and `factor_values` gave to those of scores."""
         columns = [
             np.zeros((self.batch, t.size)) if g is None else g.reshape(self.batch, t.size)
             for g, t in zip(grads, self.slots, strict=True)
@@ -222,12 +235,6 @@ class Solve:
         if any(g is not None for g in factor_grads):
             spread = [self._spread(g, f) for g, f in zip(factor_grads, self.parts, strict=True)]
             grad_mu_v = np.concatenate(spread, axis=1)
-        grad_prob = None
-        if any(g is not None for g in prob_grads):
-            grad_prob = np.zeros_like(self.raw.structures.prob)
-            for g, s in zip(prob_grads, self.supports, strict=True):
-                if g is not None:
-                    s.collect(g.reshape(self.batch, s.width), grad_prob)
         weight = None if objective is None else np.asarray(objective).reshape(self.batch)
         if self.options.linear:
             return self.to_scores(*self._pull_back_linear(grad_mu, grad_mu_v, weight))
@@ -240,7 +247,30 @@ class Solve:
             grad_mu_v,
             weight,
             self.options.on_failure,
-            grad_prob,
+        )
+        return self.to_scores(grad_u, grad_v)
+
+    def pull_back_probs(
+        self, grads: list[npt.NDArray[Any] | None]
+    ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """From gradients of the probabilities of structures to those of scores."""
+        raw = self.listed
+        if self.options.linear:
+            return self.to_scores(np.zeros_like(raw.mu), np.zeros_like(raw.mu_v))
+        flat = np.zeros_like(raw.structures.prob)
+        for g, s in zip(grads, self.supports, strict=True):
+            if g is not None:
+                s.collect(g.reshape(self.batch, s.width), flat)
+        grad_u, grad_v = engine.vjp(
+            self.wiring,
+            self.numbers.eta_v,
+            self.numbers.params,
+            raw,
+            None,
+            None,
+            None,
+            self.options.on_failure,
+            flat,
         )
         return self.to_scores(grad_u, grad_v)
 
@@ -360,9 +390,13 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
             prob_grads[place] = np.asarray(grad, dtype=np.float64)
         if objective is not None:
             objective = np.broadcast_to(objective, task.batch_shape)
-        grad_scores, grad_factor_scores = task.pull_back(
-            value_grads, factor_grads, prob_grads, objective
-        )
+        grad_scores, grad_factor_scores = task.pull_back(value_grads, factor_grads, objective)
+        if probs:
+            more, more_factor = task.pull_back_probs(prob_grads)
+            grad_scores = [a + b for a, b in zip(grad_scores, more, strict=True)]
+            grad_factor_scores = [
+                a + b for a, b in zip(grad_factor_scores, more_factor, strict=True)
+            ]
         out: dict[Any, Any] = {}
         for t, grad, d in zip(tensors, grad_scores, dtypes, strict=True):
             out[t.variable] = grad.astype(d, copy=False)

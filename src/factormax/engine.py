@@ -37,6 +37,9 @@ METHODS = {"auto": 0, "admm": 1}
 MAP_METHODS = {"auto": 2, "ad3": 3}
 _core: Any = _typed_core  # its overloads are chosen by dtype, at run time
 ABSENT_SIDE = 2  # Side::absent of the core
+#: Whether trees and matchings are solved by rows (ByRows of the core): where it is faster.
+NEVER, WHERE_DENSE, ALWAYS = range(3)
+BY_ROWS = WHERE_DENSE
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Options:
     linear: bool = False  # LP-MAP
     surrogate: str | None = None  # the gradient of an LP-MAP answer
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
+    list_structures: bool = False  # never solve by rows, which find marginals without them
 
 
 @dataclass(frozen=True)
@@ -206,12 +210,19 @@ def _solve_with(
         options.max_iter,
         options.max_inner_iter,
         options.step_size,
+        _by_rows(options),
         *raw.outputs(),
     )
     if fault[1]:
         factor = numbers.oracles[fault[0]]
         raise GraphError(f"{factor.name}: {_FAULTS[int(fault[1])]}")
     return raw if found is None else replace(raw, structures=FoundStructures(*found))
+
+
+def _by_rows(options: Options) -> int:
+    """ByRows of the core. A limit on the oracle's calls asks for the oracle."""
+    limited = options.max_inner_iter < Options.max_inner_iter
+    return NEVER if options.list_structures or limited else BY_ROWS
 
 
 # CallbackFault of the core

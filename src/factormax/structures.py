@@ -30,17 +30,24 @@ class FoundStructures:
     on: npt.NDArray[np.int32]  # `slots` a structure
     features: npt.NDArray[np.int32]
     dense: npt.NDArray[np.float64]
+    num_cuts: npt.NDArray[np.int32]  # (B * S,) of a factor that was solved by rows; else −1
+    cuts: npt.NDArray[np.uint8]
 
     @classmethod
     def none(cls) -> FoundStructures:
         """Of a graph without structured factors."""
         whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
-        return cls(whole, real, whole, whole, real)
+        return cls(whole, real, whole, whole, real, whole, np.zeros(0, dtype=np.uint8))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the structures of all factors are there: rows find marginals without them."""
+        return bool(self.num_cuts.max(initial=-1) < 0)
 
     @classmethod
     def joined(cls, parts: list[FoundStructures]) -> FoundStructures:
         """Of a batch whose instances were solved apart."""
-        fields = ("count", "prob", "on", "features", "dense")
+        fields = ("count", "prob", "on", "features", "dense", "num_cuts", "cuts")
         return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
 
 

@@ -29,7 +29,7 @@ from factormax.status import Status
 
 __all__ = ["check_factor", "dense_problem"]
 
-_EXACT = Options(tol=1e-11, max_iter=20_000, on_failure="ignore")
+_EXACT = Options(tol=1e-11, max_iter=20_000, on_failure="ignore", list_structures=True)
 _ADMM = Options("admm", tol=1e-9, max_iter=200_000, step_size=3.0, on_failure="ignore")
 
 Matrix = npt.NDArray[np.float64]

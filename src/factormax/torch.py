@@ -9,8 +9,8 @@ operator costs more than a small solve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,13 +48,12 @@ class EagerSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
-        """The values of variables and factors, probabilities, the objective, and the solve."""
+        """The values of variables and factors, the objective, and the solve."""
         task = plan.start(scores)
         raw = task.run(plan.options, plan.warm)
         objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
-        probs = task.probs()
-        given = [*task.values(), *task.factor_values(), *probs, objective]
-        kinds = [*plan.outputs, *[plan.outputs[0]] * (len(probs) + 1)]
+        given = [*task.values(), *task.factor_values(), objective]
+        kinds = [*plan.outputs, plan.outputs[0]]
         outputs = [
             _match(v if isinstance(v, Tensor) else torch.from_numpy(v), *kind)
             for v, kind in zip(given, kinds, strict=True)
@@ -70,20 +69,29 @@ class EagerSolve(torch.autograd.Function):
         _ = ctx.saved_tensors
         plan, task = ctx.plan, ctx.task
         given = [None if g is None else as_numpy(_to_cpu(g, plan.dtype)) for g in grads[:-1]]
-        first, second = len(task.slots), len(task.slots) + len(task.parts)
-        of_scores, of_factors = task.pull_back(
-            given[:first], given[first:second], given[second:-1], given[-1]
-        )
-        found = [of_scores[i] for i in plan.variables] + [of_factors[i] for i in plan.factors]
-        out = [
-            _match(torch.from_numpy(g), *kind) if wanted else None
-            for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[1:], strict=True)
-        ]
-        if torch.is_grad_enabled():  # create_graph=True
-            incoming = [g for g in grads[:-1] if g is not None and g.requires_grad]
-            apply: Any = LastDerivative.apply
-            out = [None if g is None else apply(g, *incoming) for g in out]
-        return (None, *out)
+        first = len(task.slots)
+        found = plan.pick(*task.pull_back(given[:first], given[first:-1], given[-1]))
+        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads[:-1]))
+
+
+class EagerProbs(torch.autograd.Function):
+    """The probabilities of the structures of a solve: scores in, those of each factor out."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: EagerPlan, task: Solve, *scores: Tensor) -> Any:
+        """The probabilities, `(*batch, K)` of each structured factor."""
+        ctx.set_materialize_grads(False)
+        ctx.plan, ctx.task = plan, task
+        found = [task.found(i)[1] for i in range(len(task.oracle_slots))]
+        return tuple(_match(torch.from_numpy(p), *plan.outputs[0]) for p in found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The gradients of the scores."""
+        plan, task = ctx.plan, ctx.task
+        given = [None if g is None else as_numpy(_to_cpu(g, torch.float64)) for g in grads]
+        found = plan.pick(*task.pull_back_probs(given))
+        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
 
 
 class EagerLoss(torch.autograd.Function):
@@ -105,13 +113,27 @@ class EagerLoss(torch.autograd.Function):
         plan, task = ctx.plan, ctx.task
         weight = as_numpy(grads[0].to("cpu", torch.float64)).reshape(-1, 1)
         flat = [(g * weight).astype(task.raw.mu.dtype) for g in ctx.grads]
-        of_scores, of_factors = task.to_scores(*flat)
-        found = [of_scores[i] for i in plan.variables] + [of_factors[i] for i in plan.factors]
+        found = plan.pick(*task.to_scores(*flat))
         out = [
             _match(torch.from_numpy(g), *kind) if wanted else None
             for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[2:], strict=True)
         ]
         return (None, None, *out)
+
+
+def _gradients(
+    plan: EagerPlan, found: list[Any], wanted: Sequence[bool], grads: Sequence[Any]
+) -> list[Any]:
+    """The gradients of the scores as their tensors are."""
+    out: list[Any] = [
+        _match(torch.from_numpy(g), *kind) if want else None
+        for g, kind, want in zip(found, plan.kinds, wanted, strict=True)
+    ]
+    if torch.is_grad_enabled():  # create_graph=True
+        incoming = [g for g in grads if g is not None and g.requires_grad]
+        apply: Any = LastDerivative.apply
+        out = [None if g is None else apply(g, *incoming) for g in out]
+    return out
 
 
 class LastDerivative(torch.autograd.Function):
@@ -157,6 +179,10 @@ class EagerPlan:
             dual = num_dual(graph.wiring().spec)
             self.warm = to_numpy(graph.check_multipliers(warm_start, batch, dual))
 
+    def pick(self, of_variables: list[Any], of_factors: list[Any]) -> list[Any]:
+        """Of gradients for all scores, those of `inputs`."""
+        return [of_variables[i] for i in self.variables] + [of_factors[i] for i in self.factors]
+
     def start(self, scores: tuple[Tensor, ...]) -> Solve:
         """The solve of these scores, which are `inputs` without their history."""
         graph, self.graph, self.inputs = self.graph, None, ()
@@ -185,9 +211,10 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     shape = graph.known_batch_shape()
     plan = EagerPlan(graph, options, warm_start)
     apply: Any = EagerSolve.apply
-    *outputs, objective, task = apply(plan, *plan.inputs)
+    inputs = plan.inputs
+    *outputs, objective, task = apply(plan, *inputs)
     raw = task.raw
-    _set_answer(graph, task, outputs, plan)
+    _set_answer(graph, task, outputs, plan, inputs)
     solution = Solution(
         objective=objective,
         codes=raw.status.reshape(shape),
@@ -209,29 +236,55 @@ def loss(graph: FactorGraph, target: Target, options: Options) -> Tensor:
         )
     plan = EagerPlan(graph, options, None)
     apply: Any = EagerLoss.apply
-    values, task = apply(plan, target, *plan.inputs)
-    given = [*task.values(), *task.factor_values(), *task.probs()]
-    kinds = [*plan.outputs, *[plan.outputs[0]] * len(task.oracle_slots)]
-    outputs = [_match(torch.from_numpy(v), *kind) for v, kind in zip(given, kinds, strict=True)]
-    _set_answer(graph, task, outputs, plan)
+    inputs = plan.inputs
+    values, task = apply(plan, target, *inputs)
+    given = [*task.values(), *task.factor_values()]
+    outputs = [
+        _match(torch.from_numpy(v), *kind) for v, kind in zip(given, plan.outputs, strict=True)
+    ]
+    _set_answer(graph, task, outputs, plan, tuple(s.detach() for s in inputs))
     engine.report_failures(task.raw, options.on_failure)
     return values  # type: ignore[no-any-return]
 
 
-def _set_answer(graph: FactorGraph, task: Solve, outputs: list[Tensor], plan: EagerPlan) -> None:
-    """Keeps the values of variables, of factors, and the probabilities, in this order."""
+def _set_answer(
+    graph: FactorGraph,
+    task: Solve,
+    outputs: list[Tensor],
+    plan: EagerPlan,
+    inputs: tuple[Tensor, ...],
+) -> None:
+    """Keeps the values of variables and of factors, and how to get at the structures."""
     parts, structured = graph.score_parts(), graph.structured()
-    first, second = len(graph.tensors), len(graph.tensors) + len(parts)
-    device = plan.kinds[0][0]
+    first = len(graph.tensors)
+    find = Listing(task, plan, inputs)
+    wrap = partial(_wrap, plan.outputs[0])
     answers = [
-        Answer(partial(_pair, s, p), task.batch_shape, f.variable_shape, _like(p, device))
-        for f, s, p in zip(structured, task.supports, outputs[second:], strict=True)
+        Answer(partial(find, i), task.batch_shape, f.variable_shape, wrap)
+        for i, f in enumerate(structured)
     ]
     graph.set_answer(
         outputs[:first],
-        list(zip(parts, outputs[first:second], strict=True)),
+        list(zip(parts, outputs[first:], strict=True)),
         list(zip(structured, answers, strict=True)),
     )
+
+
+class Listing:
+    """The structures of a solve with their probabilities, when they are first asked for."""
+
+    def __init__(self, task: Solve, plan: EagerPlan, inputs: tuple[Tensor, ...]) -> None:
+        self.task, self.plan, self.inputs = task, plan, inputs
+
+    @cached_property
+    def probs(self) -> tuple[Tensor, ...]:
+        """Of each structured factor, `(*batch, K)`, with their history."""
+        apply: Any = EagerProbs.apply
+        return apply(self.plan, self.task, *self.inputs)  # type: ignore[no-any-return]
+
+    def __call__(self, factor: int) -> tuple[Support, Tensor]:
+        """The support of a factor, and its probabilities."""
+        return self.task.supports[factor], self.probs[factor]
 
 
 def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
@@ -374,18 +427,10 @@ def _match(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return value.to(device, dtype)
 
 
-def _pair(support: Support, probs: Tensor) -> tuple[Support, Tensor]:
-    return support, probs
-
-
-def _like(model: Tensor, device: torch.device) -> Callable[[Any], Tensor]:
-    """From NumPy to a tensor on the device; real numbers in the dtype of the model."""
-
-    def wrap(array: Any) -> Tensor:
-        tensor = torch.as_tensor(np.asarray(array), device=device)
-        return tensor.to(model.dtype) if tensor.is_floating_point() else tensor
-
-    return wrap
+def _wrap(kind: tuple[torch.device, torch.dtype], array: Any) -> Tensor:
+    """From NumPy to a tensor on the device; real numbers in the dtype."""
+    tensor = torch.as_tensor(np.asarray(array), device=kind[0])
+    return tensor.to(kind[1]) if tensor.is_floating_point() else tensor
 
 
 def _match_tensor(value: Tensor, model: Tensor) -> Tensor:

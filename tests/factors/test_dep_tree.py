@@ -5,6 +5,7 @@ import pytest
 from structured_contract import Case, Padded, StructuredContract, solved
 
 import factormax as fm
+from factormax import engine
 from factormax.reference.structures import trees
 
 KINDS = [(False, False), (False, True), (True, False), (True, True)]
@@ -143,3 +144,11 @@ def test_oracle_equals_all_trees_of_six_words(projective, single_root):
         found = factor.map(eta.reshape(6, 6))[0].ravel()
         assert abs(found @ eta - most) <= 1e-12 * (1 + abs(most))
         assert (found @ M == 6).any()  # it is one of them
+
+
+class TestDepTreeByRows(TestDepTree):
+    """The same contract where rows take the place of the structures, however few there are."""
+
+    @pytest.fixture(autouse=True)
+    def _always(self, monkeypatch):
+        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)

@@ -5,6 +5,7 @@ import pytest
 from structured_contract import Case, Padded, StructuredContract, solved
 
 import factormax as fm
+from factormax import engine
 from factormax.reference.structures import matchings
 
 
@@ -110,3 +111,11 @@ def test_oracle_equals_scipy(shape, kind):
     assert (found.sum(axis=1) == 1).all() and (found.sum(axis=0) <= 1).all()
     best = scores[optimize.linear_sum_assignment(scores, maximize=True)].sum()
     assert abs((found * scores).sum() - best) <= 1e-10 * (1 + abs(best))
+
+
+class TestMatchingByRows(TestMatching):
+    """The same contract where rows take the place of the structures, however few there are."""
+
+    @pytest.fixture(autouse=True)
+    def _always(self, monkeypatch):
+        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)

@@ -47,6 +47,7 @@ class AdmmSolver {
     int next_check = 64;
     const T tol = std::max(T(options.tol), 8 * std::numeric_limits<T>::epsilon());
     for (int iteration = 1;; ++iteration) {
+      cut_short_ = false;
       for (int f = 0; f < p.num_blocks; ++f) solve_block(p.block[f]);
       for_structured([&](StructuredFactor& f, int begin) {
         solve_structured(f, begin, options, control, may_poll);
@@ -54,7 +55,7 @@ class AdmmSolver {
       if (trouble() != ActiveSetResult::solved) break;
       average(result);
       result.iterations = iteration;
-      if (result.primal_residual <= tol && result.dual_residual <= tol) {
+      if (result.primal_residual <= tol && result.dual_residual <= tol && !cut_short_) {
         result.status = Status::converged;
         break;
       }
@@ -80,7 +81,12 @@ class AdmmSolver {
       if (!options.linear && result.status != Status::infeasible &&
           trouble() == ActiveSetResult::solved) {
         structured_->return_to(p, point_, options, control, may_poll);
-        structured_->complete(std::max(result.primal_residual, result.dual_residual));
+        if (trouble() == ActiveSetResult::limit) {
+          structured_->go_on();
+          if (result.status == Status::converged) result.status = Status::max_iter;
+        } else {
+          structured_->complete(std::max(result.primal_residual, result.dual_residual));
+        }
       }
       result.oracle_calls = structured_->oracle_calls();
     }
@@ -144,6 +150,7 @@ class AdmmSolver {
   // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2, or gamma / 2
   void solve_structured(StructuredFactor& f, int begin, const Options& options, Control& control,
                         bool may_poll) {
+    if (trouble() != ActiveSetResult::solved) return;
     for (int k = 0; k < f.var.size; ++k) {
       const int j = f.var[k];
       if (j < 0) continue;
@@ -151,6 +158,10 @@ class AdmmSolver {
                double(delta_[j]);
     }
     structured_->solve_alone(f, options, control, may_poll);
+    if (trouble() == ActiveSetResult::limit) {  // the next pass goes on from its structures
+      structured_->go_on();
+      cut_short_ = true;
+    }
     for (int k = 0; k < f.var.size; ++k) {
       if (f.var[k] >= 0) copy_[begin + k] = T(f.v[k]) / delta_[f.var[k]];
     }
@@ -252,6 +263,7 @@ class AdmmSolver {
   }
 
   const Instance<T>* p_ = nullptr;
+  bool cut_short_ = false;  // a structured factor ran into its limit in this pass
   StructuredFactors<T>* structured_ = nullptr;
   T gamma_ = 1, quadratic_ = 1;
   DualPoint<T> point_;

@@ -129,13 +129,17 @@ struct Problem {
   int num_incidences() const { return num_entries + 2 * num_pairs + structured.num_links; }
 };
 
+// Whether trees and matchings are solved by the rows of their polytopes, without structures.
+enum class ByRows : std::int32_t { never = 0, dense = 1, always = 2 };
+
 struct Options {
   double tol = 1e-6;
   int max_iter = 1000;
   int max_inner_iter = 100000;  // oracle calls of a structured factor in one pass
   double step_size = 1.0;       // ADMM only
   bool finish = true;           // the exact finish of the compact dual
-  bool linear = false;          // ADMM only: without the quadratic term, which is AD3
+  ByRows by_rows = ByRows::dense;
+  bool linear = false;  // ADMM only: without the quadratic term, which is AD3
 };
 
 // How the solve of one instance ended.

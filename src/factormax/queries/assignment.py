@@ -98,11 +98,16 @@ def _factor_of_block(graph: CompiledGraph, block: int) -> int:
 
 
 def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) -> FloatArray:
-    literal = np.where(graph.pair_negated, 1 - x[:, graph.pairs], x[:, graph.pairs])
-    both = literal.prod(axis=-1)
-    if mask is None:
-        return np.asarray(both)
-    return np.asarray(both * mask[:, graph.pairs].all(axis=-1))
+    first, second = (x.take(graph.pairs[:, side], axis=1) for side in (0, 1))
+    if graph.pair_negated.any():
+        first, second = (
+            np.where(graph.pair_negated[:, side], 1 - literal, literal)
+            for side, literal in enumerate((first, second))
+        )
+    first *= second
+    if mask is not None:
+        first *= mask[:, graph.pairs].all(axis=-1)
+    return np.asarray(first)
 
 
 def _structure_features(

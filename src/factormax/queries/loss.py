@@ -90,8 +90,7 @@ def evaluate(
     if target.known is None or not len(y):
         n_y = _features(task, target, y)
         score = np.where(y > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
-        used = np.where(n_y != 0, numbers.eta_v, 0)
-        score = score + (used * n_y).sum(axis=1, dtype=np.float64)
+        score = score + _products(numbers.eta_v, n_y)
         if not options.linear:
             score = score - 0.5 * (y * y).sum(axis=1, dtype=np.float64)
     else:
@@ -100,9 +99,17 @@ def evaluate(
     solved = (raw.status != Status.INFEASIBLE.code) & np.isfinite(score)
     # An answer of a linear program may miss the target's score by its tolerance.
     values = np.where(solved, np.maximum(raw.objective + constant - score, 0), np.inf)
-    grad_u = np.where(solved[:, None], raw.mu - y, 0)
-    grad_v = np.where(solved[:, None], raw.mu_v - n_y, 0)
+    grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
+    if not solved.all():
+        grad_u, grad_v = (np.where(solved[:, None], g, 0) for g in (grad_u, grad_v))
     return values, grad_u, grad_v
+
+
+def _products(scores: FloatArray, features: FloatArray) -> FloatArray:
+    """Of each instance. What has no feature does not count, even if its score is −inf."""
+    if np.isfinite(scores).all():
+        return np.asarray(np.einsum("ij,ij->i", scores, features))
+    return np.asarray((np.where(features != 0, scores, 0) * features).sum(axis=1))
 
 
 def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:

@@ -285,6 +285,8 @@ class StructuredFactors {
   }
 
   ActiveSetResult trouble() const { return problem_; }
+  // What a factor has found within its limit of calls is to do.
+  void go_on() { problem_ = ActiveSetResult::solved; }
 
   std::int64_t oracle_calls() const {
     std::int64_t calls = 0;

@@ -1,0 +1,167 @@
+// Sets of words that marginals of arcs leave without a head outside: what keeps them from being
+// marginals of trees, docs/math.md (60).
+#pragma once
+
+#include <algorithm>
+
+#include "factormax/vector_ops.hpp"
+
+namespace factormax {
+
+// Marginals with one head a word are those of trees if and only if every word gets a flow of 1 from
+// the root, with the marginals as capacities. Words are taken in the order of what flows into them
+// directly; one that has its flow is as good a source as the root from then on, for a set that
+// lacks some can't hold it. So all but the first few flows take a single look.
+class TreeCuts {
+ public:
+  void allocate(int words, Workspace& ws) {
+    words_ = words;
+    const std::int64_t arcs = std::int64_t(words) * words;
+    in_ptr_ = ws.take<std::int32_t>(words + 1);
+    out_ptr_ = ws.take<std::int32_t>(words + 2);
+    for (Span<std::int32_t>* a : {&head_, &modifier_, &out_arc_}) *a = ws.take<std::int32_t>(arcs);
+    capacity_ = ws.take<double>(arcs);
+    flow_ = ws.take<double>(arcs);
+    inflow_ = ws.take<double>(words);
+    used_ = ws.take<double>(words);
+    state_ = ws.take<std::uint8_t>(words);
+    queue_ = ws.take<std::int32_t>(words);
+    came_by_ = ws.take<std::int32_t>(words);
+    member = ws.take<std::uint8_t>(words);
+  }
+
+  Span<std::uint8_t> member;  // (words,) of the set that was found
+
+  // How many words there are from now on.
+  void resize(int words) { words_ = words; }
+
+  // mu(m, h): the marginal of an arc, h = m for the root; present(m): whether the word is there.
+  // known(): whether the set lacks that much only by rounding. report(): called for each other set
+  // that lacks more than `tolerance`; returns false to stop.
+  template <class Marginal, class Present, class Known, class Report>
+  void find(const Marginal& mu, const Present& present, double tolerance, const Known& known,
+            const Report& report) {
+    load(mu, present, 1e-3 * tolerance);
+    for (;;) {
+      int word = -1;
+      for (int m = 0; m < words_; ++m) {
+        if (state_[m] == kOpen && (word < 0 || inflow_[m] > inflow_[word])) word = m;
+      }
+      if (word < 0) return;
+      if (inflow_[word] >= 1 - tolerance || flow_to(word, 1 - tolerance) || known()) {
+        finish(word);
+        continue;
+      }
+      for (int m = 0; m < words_; ++m) {
+        if (member[m]) state_[m] = kSkipped;
+      }
+      if (!report()) return;
+    }
+  }
+
+ private:
+  enum : std::uint8_t { kAbsent, kOpen, kSkipped, kDone };
+
+  template <class Marginal, class Present>
+  void load(const Marginal& mu, const Present& present, double least) {
+    least_ = least;
+    int arcs = 0;
+    fill(out_ptr_, 0);
+    for (int m = 0; m < words_; ++m) {
+      in_ptr_[m] = arcs;
+      inflow_[m] = 0;
+      state_[m] = present(m) ? kOpen : kAbsent;
+      if (state_[m] == kAbsent) continue;
+      for (int h = 0; h < words_; ++h) {
+        const double value = mu(m, h);
+        if (value <= least) continue;
+        if (h == m) {
+          inflow_[m] = value;
+          continue;
+        }
+        head_[arcs] = h;
+        modifier_[arcs] = m;
+        capacity_[arcs] = value;
+        ++out_ptr_[h + 2];
+        ++arcs;
+      }
+    }
+    in_ptr_[words_] = arcs;
+    for (int h = 0; h < words_; ++h) out_ptr_[h + 2] += out_ptr_[h + 1];
+    for (int a = 0; a < arcs; ++a) out_arc_[out_ptr_[head_[a] + 1]++] = a;
+  }
+
+  void finish(int word) {
+    state_[word] = kDone;
+    for (int k = out_ptr_[word]; k < out_ptr_[word + 1]; ++k) {
+      inflow_[modifier_[out_arc_[k]]] += capacity_[out_arc_[k]];
+    }
+  }
+
+  // Whether `wanted` flows from the sources to the word; else `member` is the set that lets no more
+  // in. Augments along shortest paths, searched from the word.
+  bool flow_to(int word, double wanted) {
+    fill(flow_.first(in_ptr_[words_]), 0.0);
+    fill(used_, 0.0);
+    double total = used_[word] = inflow_[word];
+    while (total < wanted) {
+      const int from = search(word);
+      if (from < 0) return false;
+      double step = inflow_[from] - used_[from];
+      for_path(from, word, [&](int arc, bool along) {
+        step = std::min(step, along ? capacity_[arc] - flow_[arc] : flow_[arc]);
+      });
+      for_path(from, word, [&](int arc, bool along) { flow_[arc] += along ? step : -step; });
+      used_[from] += step;
+      total += step;
+    }
+    return true;
+  }
+
+  // The nearest word with supply left, or -1; `member` are the words that were seen.
+  int search(int word) {
+    fill(member, std::uint8_t(0));
+    int begin = 0, end = 0;
+    queue_[end++] = word;
+    member[word] = 1;
+    const auto see = [&](int next, int by) {
+      if (member[next] || state_[next] == kDone) return;
+      member[next] = 1;
+      came_by_[next] = by;
+      queue_[end++] = next;
+    };
+    while (begin < end) {
+      const int at = queue_[begin++];
+      if (inflow_[at] - used_[at] > least_) return at;
+      for (int a = in_ptr_[at]; a < in_ptr_[at + 1]; ++a) {
+        if (capacity_[a] - flow_[a] > least_) see(head_[a], a);
+      }
+      for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
+        const int a = out_arc_[k];
+        if (flow_[a] > least_) see(modifier_[a], -1 - a);  // takes back what flows there
+      }
+    }
+    return -1;
+  }
+
+  // visit(arc, along it or against it), from the supply to the word.
+  template <class Visit>
+  void for_path(int from, int word, const Visit& visit) const {
+    for (int at = from; at != word;) {
+      const int by = came_by_[at];
+      visit(by >= 0 ? by : -1 - by, by >= 0);
+      at = by >= 0 ? modifier_[by] : head_[-1 - by];
+    }
+  }
+
+  int words_ = 0;
+  double least_ = 0;                             // less is nothing
+  Span<std::int32_t> in_ptr_, head_, modifier_;  // arcs by modifier
+  Span<std::int32_t> out_ptr_, out_arc_;         // and by head
+  Span<double> capacity_, flow_;                 // (arcs,)
+  Span<double> inflow_, used_;                   // (words,) from the sources
+  Span<std::uint8_t> state_;
+  Span<std::int32_t> queue_, came_by_;  // of the search
+};
+
+}  // namespace factormax

@@ -1,0 +1,263 @@
+"""Trees and matchings by rows, docs/math.md (59)-(61): the same answers as by their structures."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import factormax as fm
+from factormax import _numpy, engine
+from factormax.engine import Options
+from factormax.reference.structures import trees
+from factormax.reference.tree_cuts import violated_set
+
+EXACT = 1e-9  # two ways to the same solution, both to full precision
+
+
+def tree_graph(eta, *, valency=None, single_root=False, mask=None, logic=False):
+    """Of a batch of scores (B, n, n)."""
+    n = eta.shape[-1]
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta, mask=mask)
+    factor = fg.add(fm.DepTree(u, single_root=single_root))
+    if valency is not None and n > 1:
+        head, other = np.arange(n), np.arange(n - 1)[:, None]
+        fg.add(fm.Budget(u[other + (other >= head), head], valency, axis=0))
+    if logic:
+        fg.add(fm.Imply([u[0, 1], u[1, 2]]))
+        fg.add(fm.Pair(u[2, 3], u[3, 4], 0.7))
+    return fg, u, factor
+
+
+def both(fg, **options):
+    """The raw solutions by rows, wherever possible, and by structures, and the task."""
+    task = _numpy.start(fg)
+    options = Options(on_failure="raise", **options)
+    rows = engine.solve(task.wiring, task.numbers, options)
+    listed = engine.solve(
+        task.wiring, task.numbers, Options(**{**vars(options), "list_structures": True})
+    )
+    return rows, listed, task
+
+
+def check_gradients(rows, listed, task, rng, tolerance=1e-8):
+    grad = rng.normal(size=rows.mu.shape).astype(rows.mu.dtype)
+    grad_v = rng.normal(size=rows.mu_v.shape).astype(rows.mu.dtype)
+    args = (task.wiring, task.numbers.eta_v, task.numbers.params)
+    found = engine.vjp(*args, rows, grad, grad_v, None, "raise")
+    wanted = engine.vjp(*args, listed, grad, grad_v, None, "raise")
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+
+
+@pytest.mark.parametrize("valency", [None, 2, 5])
+@pytest.mark.parametrize("single_root", [False, True])
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0])
+def test_trees(scale, single_root, valency):
+    rng = np.random.default_rng([1, int(100 * scale)])
+    for n in (12, 20):
+        fg, _, _ = tree_graph(
+            scale * rng.normal(size=(3, n, n)), valency=valency, single_root=single_root
+        )
+        rows, listed, task = both(fg, tol=1e-11)
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(rows.objective, listed.objective, rtol=0, atol=EXACT)
+        check_gradients(rows, listed, task, rng)
+
+
+@pytest.mark.parametrize("n", [12, 40])
+def test_dense_trees_go_by_rows(n):
+    rng = np.random.default_rng(n)
+    fg, _, _ = tree_graph(0.05 * rng.normal(size=(2, n, n)))
+    rows, _, _ = both(fg)
+    assert (rows.structures.num_cuts >= 0).all()
+    assert (rows.oracle_calls == 0).all()
+
+
+def test_peaked_trees_go_by_structures():
+    rng = np.random.default_rng(0)
+    fg, _, _ = tree_graph(10 * rng.normal(size=(2, 30, 30)))
+    rows, _, _ = both(fg)
+    assert (rows.structures.num_cuts < 0).all()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_trees_with_logic_and_pairs(scale):
+    rng = np.random.default_rng(3)
+    for n in (6, 12):
+        fg, _, _ = tree_graph(scale * rng.normal(size=(4, n, n)), valency=2, logic=True)
+        rows, listed, task = both(fg, tol=1e-9)
+        assert (rows.structures.num_cuts >= 0).any()
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(rows.mu_v, listed.mu_v, rtol=0, atol=1e-7)
+        check_gradients(rows, listed, task, rng, 1e-6)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("seed", range(20))
+def test_all_trees_of_four_words(seed):
+    """Where every set of words may bind, and many are needed."""
+    rng = np.random.default_rng(seed)
+    M, _ = trees(4)
+    for scale, single_root in itertools.product((0.3, 2.0, 20.0), (False, True)):
+        eta = scale * rng.normal(size=(8, 4, 4))
+        fg, u, _ = tree_graph(eta, single_root=single_root)
+        rows, listed, task = both(fg)
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=EXACT)
+        check_gradients(rows, listed, task, rng)
+        for mu in rows.mu.reshape(-1, 4, 4):
+            assert violated_set(mu) is None
+            assert u.shape == (4, 4) and M.shape[0] == 16
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.5, 2.0])
+@pytest.mark.parametrize("shape", [(12, 12), (10, 25), (1, 30)])
+def test_matchings(shape, scale):
+    rng = np.random.default_rng(7)
+    for budget in (None, 4):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scale * rng.normal(size=(3, *shape)))
+        fg.add(fm.Matching(u))
+        if budget is not None:
+            fg.add(fm.Budget(u[:, :3], budget))
+        rows, listed, task = both(fg)
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=EXACT)
+        check_gradients(rows, listed, task, rng)
+
+
+def test_masks():
+    """Absent words, forbidden arcs, and absent words that are not masked as heads."""
+    rng = np.random.default_rng(5)
+    n, lengths = 20, np.array([20, 13, 16, 1])
+    there = np.arange(n) < lengths[:, None]
+    words = there[:, :, None] & there[:, None, :]
+    modifiers = np.broadcast_to(there[:, :, None], words.shape)
+    some = words & ((rng.random(words.shape) > 0.3) | np.eye(n, dtype=bool))
+    eta = 0.1 * rng.normal(size=words.shape)
+    for mask in (words, modifiers, some):
+        fg, _, _ = tree_graph(eta, mask=mask, valency=4)
+        rows, listed, task = both(fg)
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=EXACT)
+        assert (rows.mu.reshape(words.shape)[~words] == 0).all()
+        check_gradients(rows, listed, task, rng)
+        for i, size in enumerate(lengths):
+            alone, _, _ = tree_graph(
+                eta[i : i + 1, :size, :size], mask=mask[i : i + 1, :size, :size], valency=4
+            )
+            mu = both(alone)[0].mu.reshape(size, size)
+            here = rows.mu[i].reshape(n, n)[:size, :size]
+            np.testing.assert_allclose(here, mu, rtol=0, atol=1e-13)
+
+
+def test_two_trees_and_a_matching():
+    rng = np.random.default_rng(8)
+    fg = fm.FactorGraph(batch_dims=1)
+    a = fg.variable_from(0.1 * rng.normal(size=(3, 12, 12)))
+    b = fg.variable_from(0.1 * rng.normal(size=(3, 15, 15)))
+    c = fg.variable_from(0.1 * rng.normal(size=(3, 8, 9)))
+    fg.add(fm.DepTree(a))
+    fg.add(fm.DepTree(b, single_root=True))
+    fg.add(fm.Matching(c))
+    fg.add(fm.AtMostOne([a[0, :4], b[0, :4], c[0, :2]]))
+    rows, listed, task = both(fg)
+    assert (rows.structures.num_cuts >= 0).all()
+    np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=EXACT)
+    check_gradients(rows, listed, task, rng)
+
+
+def test_infeasible_graphs_are_told():
+    eta = np.zeros((1, 15, 15))
+    fg, u, _ = tree_graph(eta, valency=0, single_root=True)  # one word at the root, no other arc
+    solution = fg.solve(on_failure="ignore")
+    assert solution.status[0] == fm.Status.INFEASIBLE
+    assert np.isnan(u.value).all()
+
+
+def test_float32():
+    rng = np.random.default_rng(9)
+    eta = (0.2 * rng.normal(size=(4, 30, 30))).astype(np.float32)
+    fg, _, _ = tree_graph(eta, valency=4)
+    rows, listed, task = both(fg)
+    assert (rows.structures.num_cuts >= 0).all()
+    np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=1e-5)
+    check_gradients(rows, listed, task, rng, 1e-3)
+
+
+def test_structures_when_asked_for():
+    """They average to the values, and their probabilities differentiate."""
+    rng = np.random.default_rng(10)
+    eta = 0.05 * rng.normal(size=(2, 12, 12))
+    fg, u, factor = tree_graph(eta)
+    solution = fg.solve()
+    assert (solution.oracle_calls == 0).all()
+    scores = eta.copy()
+    eta[:] = 0  # what became of the caller's array since does not matter
+    mean = np.einsum("bk,bkmh->bmh", factor.probs, factor.structures)
+    np.testing.assert_allclose(mean, u.value, rtol=0, atol=EXACT)
+    grad = rng.normal(size=factor.probs.shape)
+    found = solution.vjp(probs={factor: grad})[u]
+    again, v, same = tree_graph(scores)
+    wanted = again.solve(max_inner_iter=99_999).vjp(probs={same: grad})[v]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-8)
+
+
+@pytest.mark.usefixtures("always")
+def test_structures_in_torch():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    eta = torch.randn(2, 8, 8, dtype=torch.float64).requires_grad_()
+    fg, u, factor = tree_graph(eta)
+    solution = fg.solve()
+    assert (solution.oracle_calls == 0).all()
+    weight = torch.randn(8, 8, dtype=torch.float64)
+    value = (u.value * weight).sum()
+    of_value = torch.autograd.grad(value, eta, retain_graph=True)[0]
+    mean = (factor.probs[..., None, None] * factor.structures).sum(dim=1)
+    of_mean = torch.autograd.grad((mean * weight).sum(), eta)[0]
+    torch.testing.assert_close(of_mean, of_value, rtol=0, atol=1e-8)
+    assert not factor.structures.requires_grad
+
+
+def test_a_limit_of_oracle_calls_asks_for_the_oracle():
+    fg, _, factor = tree_graph(np.zeros((1, 20, 20)))
+    solution = fg.solve(max_inner_iter=5, on_failure="ignore")
+    assert solution.oracle_calls[0] == 6
+    assert factor.num_structures[0] <= 6
+
+
+def test_warm_start():
+    rng = np.random.default_rng(11)
+    eta = 0.3 * rng.normal(size=(2, 20, 20))
+    fg, u, _ = tree_graph(eta, valency=2)
+    first = fg.solve()
+    value = u.value
+    again, v, _ = tree_graph(eta, valency=2)
+    again.solve(warm_start=first)
+    np.testing.assert_allclose(v.value, value, rtol=0, atol=EXACT)
+
+
+def test_violated_sets():
+    rng = np.random.default_rng(12)
+    M, _ = trees(4)
+    for _ in range(50):
+        mu = (M @ rng.dirichlet(np.full(M.shape[1], 0.3))).reshape(4, 4)
+        assert violated_set(mu) is None
+        cycle = np.zeros((4, 4))
+        cycle[[0, 1, 2, 3], [1, 0, 2, 2]] = 1
+        found = violated_set(0.5 * mu + 0.5 * cycle)
+        inflow = lambda s, x=0.5 * mu + 0.5 * cycle: (  # noqa: E731
+            x[np.ix_(s, ~s)].sum() + np.diag(x)[s].sum()
+        )
+        if found is not None:
+            assert inflow(found) < 1
+        else:
+            sets = (np.array(s) for s in itertools.product([False, True], repeat=4) if any(s))
+            assert all(inflow(s) >= 1 - 1e-8 for s in sets)
