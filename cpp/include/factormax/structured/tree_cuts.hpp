@@ -27,6 +27,7 @@ class TreeCuts {
     state_ = ws.take<std::uint8_t>(words);
     queue_ = ws.take<std::int32_t>(words);
     came_by_ = ws.take<std::int32_t>(words);
+    seen_ = ws.take<std::uint8_t>(words);
     member = ws.take<std::uint8_t>(words);
   }
 
@@ -98,15 +99,19 @@ class TreeCuts {
     }
   }
 
-  // Whether `wanted` flows from the sources to the word; else `member` is the set that lets no more
-  // in. Augments along shortest paths, searched from the word.
+  // Whether `wanted` flows from the sources to the word; else `member` is the largest set that lets
+  // no more in (the smallest ones differ from word to word by little, and are many). Augments along
+  // shortest paths, searched from the word.
   bool flow_to(int word, double wanted) {
     fill(flow_.first(in_ptr_[words_]), 0.0);
     fill(used_, 0.0);
     double total = used_[word] = inflow_[word];
     while (total < wanted) {
       const int from = search(word);
-      if (from < 0) return false;
+      if (from < 0) {
+        keep_unreached();
+        return false;
+      }
       double step = inflow_[from] - used_[from];
       for_path(from, word, [&](int arc, bool along) {
         step = std::min(step, along ? capacity_[arc] - flow_[arc] : flow_[arc]);
@@ -118,15 +123,41 @@ class TreeCuts {
     return true;
   }
 
-  // The nearest word with supply left, or -1; `member` are the words that were seen.
+  // `member`: the words that nothing more can be sent to from the sources.
+  void keep_unreached() {
+    int begin = 0, end = 0;
+    for (int m = 0; m < words_; ++m) {
+      const bool outside = state_[m] == kDone || state_[m] == kAbsent;
+      const bool reached = !outside && inflow_[m] - used_[m] > least_;
+      member[m] = !outside && !reached;
+      if (reached) queue_[end++] = m;
+    }
+    const auto reach = [&](int next) {
+      if (!member[next]) return;
+      member[next] = 0;
+      queue_[end++] = next;
+    };
+    while (begin < end) {
+      const int at = queue_[begin++];
+      for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
+        const int a = out_arc_[k];
+        if (capacity_[a] - flow_[a] > least_) reach(modifier_[a]);
+      }
+      for (int a = in_ptr_[at]; a < in_ptr_[at + 1]; ++a) {
+        if (flow_[a] > least_) reach(head_[a]);
+      }
+    }
+  }
+
+  // The nearest word with supply left, or -1.
   int search(int word) {
-    fill(member, std::uint8_t(0));
+    fill(seen_, std::uint8_t(0));
     int begin = 0, end = 0;
     queue_[end++] = word;
-    member[word] = 1;
+    seen_[word] = 1;
     const auto see = [&](int next, int by) {
-      if (member[next] || state_[next] == kDone) return;
-      member[next] = 1;
+      if (seen_[next] || state_[next] == kDone) return;
+      seen_[next] = 1;
       came_by_[next] = by;
       queue_[end++] = next;
     };
@@ -160,7 +191,7 @@ class TreeCuts {
   Span<std::int32_t> out_ptr_, out_arc_;         // and by head
   Span<double> capacity_, flow_;                 // (arcs,)
   Span<double> inflow_, used_;                   // (words,) from the sources
-  Span<std::uint8_t> state_;
+  Span<std::uint8_t> state_, seen_;
   Span<std::int32_t> queue_, came_by_;  // of the search
 };
 
