@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,8 +35,12 @@ def parser(
     weight_decay: float = 0.0,
 ) -> argparse.ArgumentParser:
     """A parser with the flags that all experiments have, and their defaults for this one."""
+    spec = sys.modules["__main__"].__spec__
+    name = "" if spec is None else spec.name.removesuffix(".__main__")
     result = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog=f"python -m {name}" if name.startswith("experiments") else None,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     data = os.environ.get("FACTORMAX_DATA", os.path.join("..", "shared", "data"))
     add = result.add_argument

@@ -301,8 +301,9 @@ class RowForm {
     const auto there = [&](std::int32_t j) { return mask == nullptr || mask[j] != 0; };
     T level = -std::numeric_limits<T>::infinity();
     for (const std::int32_t j : vars) level = there(j) && eta[j] > level ? eta[j] : level;
-    level -= 1;                // nothing below counts
-    for (int before = -1;;) {  // drop what is below the level at which the others sum to 1
+    level -= 1;  // nothing below counts
+    for (int before = vars.size + 1;
+         ;) {  // drop what is below the level at which the others sum to 1
       T sum = 0;
       int count = 0;
       for (const std::int32_t j : vars) {
@@ -310,7 +311,7 @@ class RowForm {
         sum += above ? eta[j] : T(0);
         count += above;
       }
-      if (count == before || count <= 1) return std::max(count, 1);
+      if (count >= before || count <= 1) return std::max(count, 1);  // rounding may bring one back
       before = count;
       level = (sum - 1) / count;
     }

@@ -1,0 +1,1 @@
+"""Natural language inference with decomposable attention, softmax or structured."""
