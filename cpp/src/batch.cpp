@@ -203,6 +203,30 @@ void write_features(const Problem<T>& p, const StructuredFactors<T>& structured,
   }
 }
 
+// The marginals of the pairs. One that was left out has its multiplier at the upper bound if its
+// first variable is the 0, else at 0: then the other variable sees nothing of it.
+template <class T>
+void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
+                 const Outputs<T>& out) {
+  const T *mu = out.mu.at(i), *score = p.eta_v.at(i);
+  T *mu_v = out.mu_v.at(i), *tau = out.tau.at(i) + p.num_rows;
+  std::int8_t* side = out.row_side.at(i) + p.num_rows;
+  for (int q = 0; q < p.num_pairs; ++q) {
+    const std::int32_t j1 = instance.new_var[p.pair_var[2 * q]];
+    const std::int32_t j2 = instance.new_var[p.pair_var[2 * q + 1]];
+    if (j1 < 0 || j2 < 0) {
+      mu_v[q] = 0;
+    } else if (instance.any_at_zero && (instance.at_zero[j1] | instance.at_zero[j2])) {
+      const bool upper = score[q] >= 0 && instance.at_zero[j1];
+      mu_v[q] = 0;
+      tau[q] = upper ? score[q] : T(0);
+      side[q] = static_cast<std::int8_t>(upper ? Side::upper : Side::lower);
+    } else {
+      mu_v[q] = PairView<T>(p, q).value(mu, score[q]);
+    }
+  }
+}
+
 template <class T>
 FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& instance,
                                      const StructuredFactors<T>& structured, const DualPoint<T>& at,
@@ -238,11 +262,7 @@ FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& ins
   }
   std::fill_n(tau, p.num_dual(), T(0));
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
-  for (int q = 0; q < p.num_pairs; ++q) {
-    const PairView<T> pair(p, q);
-    const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
-    mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
-  }
+  write_pairs(p, instance, i, out);
   out.objective[i] = objective(p, i, mu, mu_v, 1.0);
 }
 
@@ -262,11 +282,7 @@ void write_vertex(const Problem<T>& p, const Instance<T>& instance,
   }
   for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
   write_features(p, structured, mu_v);
-  for (int q = 0; q < p.num_pairs; ++q) {
-    const PairView<T> pair(p, q);
-    const bool present = instance.new_var[pair.j1] >= 0 && instance.new_var[pair.j2] >= 0;
-    mu_v[q] = present ? pair.value(mu, p.eta_v.at(i)[q]) : T(0);
-  }
+  write_pairs(p, instance, i, out);
   out.objective[i] = objective(p, i, mu, mu_v, 0.0);
 }
 
@@ -457,7 +473,7 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
                                may_poll)) {
     return;
   }
-  instance.prepare(p, i);
+  instance.prepare(p, i, method == Method::compact || method == Method::proximal);
   if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
   Result result = run(p, method, options, warm, state, control, may_poll);
   if (structured.any() && structured.trouble() == ActiveSetResult::no_room) return;

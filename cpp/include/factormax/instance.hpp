@@ -64,6 +64,10 @@ struct Instance {
   Span<std::int32_t> loose;  // the other hard rows
   Span<T> norm;              // (m,) ||a||
 
+  Span<T> gain;                // (n,) the most that a variable can earn a unit
+  Span<std::uint8_t> at_zero;  // (n,) whether it is 0 for certain, and its pairs are left out
+  bool any_at_zero = false;
+
   Span<T> weight;             // (n,) of the quadratic that is not the links': 1 without links
   Span<std::uint8_t> in_hub;  // (n,) whether a structured factor takes the place of the box
 
@@ -89,6 +93,8 @@ struct Instance {
     tile = ws.take<Tile<T>>(p.num_rows);
     loose = ws.take<std::int32_t>(p.num_rows);
     norm = ws.take<T>(rows);
+    gain = ws.take<T>(p.num_vars);
+    at_zero = ws.take<std::uint8_t>(p.num_vars);
     weight = ws.take<T>(p.num_vars);
     in_hub = ws.take<std::uint8_t>(p.num_vars);
     prepared_ = false;
@@ -101,7 +107,8 @@ struct Instance {
   // 1 / weight, and how much mu moves with z where it is free
   T give(int j) const { return weighted() ? 1 / weight[j] : T(1); }
 
-  void prepare(const Problem<T>& p, std::int64_t i) {
+  // leave_out: the pairs of variables that are 0 for certain, which say nothing.
+  void prepare(const Problem<T>& p, std::int64_t i, bool leave_out = false) {
     complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
     // Rows that no instance changes are laid out once.
     const bool shared = complete && p.col.stride == 0 && p.coef.stride == 0 && p.rhs.stride == 0 &&
@@ -118,13 +125,16 @@ struct Instance {
     }
     m = hard;
     num_blocks = hard_blocks_;
+    any_at_zero = leave_out && p.num_pairs >= kManyPairs && p.structured.count == 0 &&
+                  find_zeros(p, p.eta_v.at(i));
     add_pairs(p, i);
     links = m;
     add_links(p.structured, p.num_rows + p.num_pairs);
     longest_row = 1;
     for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
-    if (!(shared && prepared_)) transpose();
+    if (!(shared && prepared_) || any_at_zero || left_out_) transpose();
     prepared_ = shared;
+    left_out_ = any_at_zero;
   }
 
  private:
@@ -275,6 +285,27 @@ struct Instance {
     }
   }
 
+  // A variable that is in pairs only, and earns nothing even if all its partners with a positive
+  // score are on, is 0, docs/math.md (11a).
+  bool find_zeros(const Problem<T>& p, const T* s) {
+    int negated = 0;
+    for (int k = 0; k < 2 * p.num_pairs; ++k) negated |= p.pair_negated[k];
+    if (negated) return false;
+    std::copy(eta.data, eta.data + n, gain.data);
+    for (int q = 0; q < p.num_pairs; ++q) {
+      const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
+      if (j1 < 0 || j2 < 0) continue;
+      const T most = s[q] > 0 ? s[q] : T(0);
+      gain[j1] += most;
+      gain[j2] += most;
+    }
+    bool any = false;
+    for (int j = 0; j < n; ++j) at_zero[j] = gain[j] <= 0;
+    for (int k = 0; k < ptr[hard]; ++k) at_zero[col[k]] = 0;
+    for (int j = 0; j < n; ++j) any |= at_zero[j] != 0;
+    return any;
+  }
+
   // s * min(l1, l2) = s l2 - s max(0, l2 - l1) for s >= 0, and s * max(0, l1 + l2 - 1) otherwise:
   // a linear term and a row whose violation costs |s|, docs/math.md (9)-(11).
   void add_pairs(const Problem<T>& p, std::int64_t i) {
@@ -282,6 +313,7 @@ struct Instance {
     for (int q = 0; q < p.num_pairs; ++q) {
       const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
       if (j1 < 0 || j2 < 0) continue;
+      if (any_at_zero && (at_zero[j1] || at_zero[j2])) continue;
       // literal l = offset + sign * mu
       const T n1 = p.pair_negated[2 * q], n2 = p.pair_negated[2 * q + 1];
       const T sign1 = 1 - 2 * n1, sign2 = 1 - 2 * n2;
@@ -343,7 +375,10 @@ struct Instance {
     }
   }
 
+  static constexpr int kManyPairs = 64;
+
   bool prepared_ = false;
+  bool left_out_ = false;  // pairs, in the instance before
   int hard_blocks_ = 0;
 };
 
