@@ -71,6 +71,10 @@ cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, 
 	  $(BIN)/ctest --test-dir build/cpp-$$sanitize --output-on-failure --no-tests=error || exit 1; \
 	done
 
+.PHONY: experiments
+experiments: $(STAMPS)/install $(STAMPS)/extra-experiments  ## the extra of the experiments; tables and figures of their runs
+	$(BIN)/python -m experiments.report
+
 .PHONY: bench
 bench: $(STAMPS)/install $(STAMPS)/extra-bench  ## check the answers, then time them
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -105,4 +109,4 @@ wheel: $(STAMPS)/tools  ## build a wheel in dist/
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/install
-	find benchmarks examples src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find benchmarks examples experiments src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

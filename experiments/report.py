@@ -35,6 +35,9 @@ PAPER: dict[tuple[str, str, str], dict[str, float]] = {
     ("nli", "mnli", "lp-sequential"): {"accuracy": 71.17},
 }
 
+#: Which of the exhibited pairs of sentences is drawn, chosen by eye.
+SHOWN = {"snli": 2}
+
 #: The order of rows, and of colours.
 MODELS = {
     "multilabel": ["unstructured", "hinge", "lp-sparsemap"],
@@ -42,8 +45,9 @@ MODELS = {
     "nli": ["softmax", "matching", "lp-matching", "lp-sequential"],
 }
 
-#: What the tables call a metric.
-NAMES = {"f1": "F1", "accuracy": "accuracy", "transition": "transition score"}
+#: What the tables call a metric, or what was observed of a model; others are not shown.
+NAMES = {"f1": "F1", "accuracy": "accuracy"}
+OBSERVED = {"transition": "transition score", "threshold": "threshold"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,23 +104,27 @@ def fill_page(page: str, texts: dict[str, str]) -> str:
 
 def _results_table(runs: list[Run]) -> str:
     """A row for each model: means over seeds with their spread, and the paper's number."""
-    metrics = _keys(run.result["test"] for run in runs if run.result)
+    found = _keys(run.result["test"] for run in runs if run.result)
+    metrics = [name for name in NAMES if name in found]
     validated = any(run.result and run.result["valid"] for run in runs)
-    observed = _keys(run.result["observed"] for run in runs if run.result)
-    header = ["model", "seeds", "best epoch"]
-    header += [f"validation {NAMES.get(m, m)}" for m in metrics] if validated else []
-    header += [f"**test {NAMES.get(m, m)}**" for m in metrics]
-    header += [f"paper, test {NAMES.get(m, m)}" for m in metrics]
-    header += [NAMES.get(name, name) for name in observed]
+    seen = _keys(run.result["observed"] for run in runs if run.result)
+    observed = [name for name in OBSERVED if name in seen]
+    known = [m for m in metrics if any(m in _paper(run) for run in runs)]
+    header = ["model", "rate", "seeds", "best epoch"]
+    header += [f"validation {NAMES[m]}" for m in metrics] if validated else []
+    header += [f"**test {NAMES[m]}**" for m in metrics]
+    header += [f"paper, test {NAMES[m]}" for m in known]
+    header += [OBSERVED[name] for name in observed]
     rows = []
     for model, group in _by_model(runs):
         results = [run.result for run in group if run.result]
         paper = _paper(group[0])
-        row = [model, str(len(group)), _span([r["epoch"] for r in results])]
+        rates = sorted({f"{run.settings['learning_rate']:g}" for run in group})
+        row = [model, ", ".join(rates), str(len(group)), _span([r["epoch"] for r in results])]
         if validated:
             row += [_mean_and_spread([r["valid"].get(m) for r in results]) for m in metrics]
         row += [_mean_and_spread([r["test"].get(m) for r in results]) for m in metrics]
-        row += [f"{paper[m]:.2f}" if m in paper else "–" for m in metrics]
+        row += [f"{paper[m]:.2f}" if m in paper else "–" for m in known]
         row += [_mean_and_spread([r["observed"].get(name) for r in results]) for name in observed]
         rows.append(row)
     return _markdown(header, rows)
@@ -224,7 +232,7 @@ def _draw_curves(runs: list[Run], path: Path) -> Path:
     from matplotlib import pyplot as plt
 
     experiment, dataset = runs[0].experiment, runs[0].dataset
-    metric = "f1" if "f1" in runs[0].epochs[0]["valid"] else next(iter(runs[0].epochs[0]["valid"]))
+    metric = next(name for name in NAMES if name in runs[0].epochs[0]["valid"])
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for colour, (model, group) in enumerate(_by_model(runs)):
         curves = [[epoch["valid"][metric] for epoch in run.epochs] for run in group]
@@ -237,7 +245,7 @@ def _draw_curves(runs: list[Run], path: Path) -> Path:
         if paper is not None and experiment != "nli":
             axes.axhline(paper, color=f"C{colour}", linestyle=":", linewidth=1)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(f"validation {NAMES.get(metric, metric)} (%)")
+    axes.set_ylabel(f"validation {NAMES[metric]} (%)")
     axes.grid(alpha=0.3)
     dotted = "; dotted: the paper, on test" if experiment != "nli" else ""
     axes.set_title(f"{dataset}: mean over seeds{dotted}", fontsize=10)
@@ -262,7 +270,7 @@ def _draw_attention(runs: list[Run], folder: Path) -> list[Path]:
         softmax, sequential = exhibits(dataset, "softmax"), exhibits(dataset, "lp-sequential")
         if softmax and sequential:
             path = folder / f"{dataset}-attention.png"
-            draw_attention(softmax, sequential, path)
+            draw_attention(softmax, sequential, path, pair=SHOWN.get(dataset, 0))
             paths.append(path)
     return paths
 
