@@ -112,7 +112,8 @@ class EagerLoss(torch.autograd.Function):
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.task
         weight = as_numpy(grads[0].to("cpu", torch.float64)).reshape(-1, 1)
-        flat = [(g * weight).astype(task.raw.mu.dtype) for g in ctx.grads]
+        dtype = task.raw.mu.dtype
+        flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
         found = plan.pick(*task.to_scores(*flat))
         out = [
             _match(torch.from_numpy(g), *kind) if wanted else None

@@ -15,7 +15,7 @@ from factormax.engine import Numbers
 from factormax.factors.base import ABSENT, EQUALITY
 from factormax.factors.structured import CALLBACK
 
-__all__ = ["Checked", "check_assignment", "score_assignment"]
+__all__ = ["Checked", "check_assignment", "score_assignment", "score_features"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -39,7 +39,8 @@ def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked
     if mask is not None:
         x = np.where(mask, x, 0)
     broken = _broken_rows(graph, numbers, mask, x)
-    features = np.zeros((len(x), len(graph.pairs) + graph.oracles.num_scores))
+    shape = (len(x), len(graph.pairs) + graph.oracles.num_scores)
+    features = np.zeros(shape, numbers.eta_v.dtype)
     if len(graph.pairs):
         features[:, : len(graph.pairs)] = _pair_features(graph, mask, x)
     for place, position in enumerate(graph.oracles.positions):
@@ -56,8 +57,14 @@ def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked
 def score_assignment(numbers: Numbers, x: FloatArray, checked: Checked) -> FloatArray:
     """The score of feasible assignments, `(B,)`: variables and factors together."""
     on = np.where(x > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
-    used = np.where(checked.features != 0, numbers.eta_v, 0)
-    return np.asarray(on + (used * checked.features).sum(axis=1, dtype=np.float64))
+    return np.asarray(on + score_features(numbers, checked.features))
+
+
+def score_features(numbers: Numbers, features: FloatArray) -> FloatArray:
+    """What the factors' scores give, `(B,)`. Without a feature, a score of −inf does not count."""
+    row, column = np.nonzero(features != 0)  # few
+    terms = numbers.eta_v[row, column].astype(np.float64) * features[row, column]
+    return np.asarray(np.bincount(row, terms, len(features)), dtype=np.float64)
 
 
 def _broken_rows(
@@ -97,17 +104,14 @@ def _factor_of_block(graph: CompiledGraph, block: int) -> int:
     raise IndexError(block)
 
 
-def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) -> FloatArray:
-    first, second = (x.take(graph.pairs[:, side], axis=1) for side in (0, 1))
-    if graph.pair_negated.any():
-        first, second = (
-            np.where(graph.pair_negated[:, side], 1 - literal, literal)
-            for side, literal in enumerate((first, second))
-        )
-    first *= second
+def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) -> BoolArray:
+    on = x > 0
+    both = np.ones((len(x), len(graph.pairs)), dtype=bool)
+    for pair, negated in zip(graph.pairs.T, graph.pair_negated.T, strict=True):
+        both &= on.take(pair, axis=1) ^ negated.astype(bool)
     if mask is not None:
-        first *= mask[:, graph.pairs].all(axis=-1)
-    return np.asarray(first)
+        both &= mask[:, graph.pairs].all(axis=-1)
+    return both
 
 
 def _structure_features(

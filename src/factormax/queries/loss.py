@@ -20,7 +20,7 @@ from factormax.compiled import Wiring
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
-from factormax.queries.assignment import check_assignment
+from factormax.queries.assignment import check_assignment, score_features
 from factormax.status import Status
 from factormax.variable import Variable
 
@@ -90,7 +90,7 @@ def evaluate(
     if target.known is None or not len(y):
         n_y = _features(task, target, y)
         score = np.where(y > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
-        score = score + _products(numbers.eta_v, n_y)
+        score = score + score_features(numbers, n_y)
         if not options.linear:
             score = score - 0.5 * (y * y).sum(axis=1, dtype=np.float64)
     else:
@@ -103,13 +103,6 @@ def evaluate(
     if not solved.all():
         grad_u, grad_v = (np.where(solved[:, None], g, 0) for g in (grad_u, grad_v))
     return values, grad_u, grad_v
-
-
-def _products(scores: FloatArray, features: FloatArray) -> FloatArray:
-    """Of each instance. What has no feature does not count, even if its score is −inf."""
-    if np.isfinite(scores).all():
-        return np.asarray(np.einsum("ij,ij->i", scores, features))
-    return np.asarray((np.where(features != 0, scores, 0) * features).sum(axis=1))
 
 
 def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:
