@@ -172,17 +172,3 @@ def tree_logic(n: int) -> Model:
         return fg
 
     return build
-
-
-def repulsive_mrf(n: int) -> Model:
-    """All pairs of n labels repel each other: a frustrated MRF."""
-
-    def build(seed: int, scale: float) -> fm.FactorGraph:
-        rng = np.random.default_rng(seed)
-        i, j = np.triu_indices(n, 1)
-        fg = fm.FactorGraph()
-        u = fg.variable_from(scale * rng.standard_normal(n))
-        fg.add(fm.Pair(u[i], u[j], -scale * np.abs(rng.standard_normal(len(i)))))
-        return fg
-
-    return build
