@@ -58,7 +58,7 @@ class Solution:
 
     @property
     def oracle_calls(self) -> Array:
-        """Calls of the structured factors' MAP oracles, `(*batch,)`."""
+        """Calls of the structured factors' MAP oracles, `(*batch,)`; 0 if rows took their place."""
         return self.wrap(self.calls)  # type: ignore[no-any-return]
 
     @property

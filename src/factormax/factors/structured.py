@@ -126,6 +126,9 @@ class StructuredFactor(BaseFactor):
         The most probable come first. K is the most that an instance of the batch has; instances
         with fewer are padded with zeros, and `num_structures` counts them.
 
+        Trees and matchings with dense solutions are solved without them (by rows): a second solve
+        then finds them when they are first asked for, and their mean is the value up to `tol`.
+
         Raises:
             GraphError: before any query, and inside `torch.compile`.
         """
