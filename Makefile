@@ -73,7 +73,8 @@ cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, 
 
 .PHONY: experiments
 experiments: $(STAMPS)/install $(STAMPS)/extra-experiments  ## the extra of the experiments; tables and figures of their runs
-	$(BIN)/python -m experiments.report
+	$(BIN)/python -m experiments.report --results experiments/results \
+	  --figures docs/figures --page docs/experiments.md
 
 .PHONY: bench
 bench: $(STAMPS)/install $(STAMPS)/extra-bench  ## check the answers, then time them

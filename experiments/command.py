@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,12 +16,12 @@ from experiments.log import RunFile, machine
 from experiments.task import Task
 from experiments.training import Schedule, train
 
-__all__ = ["main", "parser"]
+__all__ = ["MAY_GROW", "fraction", "main", "parser", "positive"]
 
 #: Flags that do not change what is computed, so a run may be taken up with others.
 _NOT_SETTINGS = {"models", "seeds", "data", "output", "threads", "fresh", "quiet"}
-#: A run may be taken up with more of these.
-_MAY_GROW = {"epochs", "patience"}
+#: A run may be taken up with more of these, from its checkpoint.
+MAY_GROW = {"epochs", "patience"}
 
 
 def parser(
@@ -45,18 +46,18 @@ def parser(
     data = os.environ.get("FACTORMAX_DATA", os.path.join("..", "shared", "data"))
     add = result.add_argument
     add("models", nargs="*", metavar="MODEL", help=f"of {', '.join(models)}; all if none is given")
-    add("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="a run for each")
+    add("--seeds", type=_seed, nargs="+", default=[0], metavar="SEED", help="a run for each")
     add("--data", type=Path, default=Path(data), help="the data folder")
-    add("--output", type=Path, default=Path("experiments/results"), help="for the result files")
-    add("--epochs", type=_positive(int), default=epochs, help="at most so many")
-    add("--batch-size", type=_positive(int), default=batch_size, help="examples in a batch")
-    add("--learning-rate", type=_positive(float), default=learning_rate, help="of Adam")
-    add("--decay", type=_positive(float), default=decay, help="of the rate, if no better epoch")
-    add("--patience", type=_positive(int), default=patience, help="epochs without a better one")
-    add("--weight-decay", type=float, default=weight_decay, help="of Adam")
-    add("--clip", type=_positive(float), default=None, help="bound on the gradient's norm")
-    add("--limit", type=_positive(int), default=None, help="use so many training examples")
-    add("--threads", type=_positive(int), default=None, help="for torch and the layer")
+    add("--output", type=Path, default=Path("experiments/output"), help="for the result files")
+    add("--epochs", type=positive(int), default=epochs, help="at most so many")
+    add("--batch-size", type=positive(int), default=batch_size, help="examples in a batch")
+    add("--learning-rate", type=positive(float), default=learning_rate, help="of Adam")
+    add("--decay", type=fraction(1.0), default=decay, help="of the rate, if no better epoch")
+    add("--patience", type=positive(int), default=patience, help="epochs without a better one")
+    add("--weight-decay", type=fraction(1.0), default=weight_decay, help="of Adam")
+    add("--clip", type=positive(float), default=None, help="bound on the gradient's norm")
+    add("--limit", type=positive(int), default=None, help="use so many training examples")
+    add("--threads", type=positive(int), default=None, help="for torch and the layer")
     add("--fresh", action="store_true", help="run again what is finished or begun")
     add("--quiet", action="store_true", help="show no progress")
     result.set_defaults(known_models=tuple(models))
@@ -87,78 +88,111 @@ def main(
     if args.threads is not None:
         torch.set_num_threads(args.threads)
         fm.set_num_threads(args.threads)
-    for model in args.models or known:
-        for seed in args.seeds:
-            _run(args, make_task, experiment, variant(args, model), dataset, model, seed)
-
-
-def _run(
-    args: argparse.Namespace,
-    make_task: Callable[[argparse.Namespace, str], Task],
-    experiment: str,
-    variant: str,
-    dataset: str,
-    model: str,
-    seed: int,
-) -> None:
-    name = f"{variant}-seed{seed}"
-    file = RunFile(args.output / experiment / f"{name}.jsonl")
-    checkpoint = args.output / "checkpoints" / experiment / f"{name}.pt"
-    settings = {
-        key: value
-        for key, value in sorted(vars(args).items())
-        if key not in _NOT_SETTINGS and key != "known_models"
-    }
-    if args.fresh:
-        checkpoint.unlink(missing_ok=True)
-    elif (before := file.read()) is not None:
-        _check_same(name, before.settings, settings)
-        if before.result is not None and before.settings == settings:
-            _say(args, f"{name}: finished before, {_summary(before.result)}. (--fresh: again.)")
-            return
-    torch.manual_seed(seed)
-    task = make_task(args, model)
-    header = {
-        "experiment": experiment,
-        "dataset": dataset,
-        "model": model,
-        "variant": variant,
-        "seed": seed,
-        "parameters": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
-        "settings": settings,
-        "machine": machine(),
-    }
-    schedule = Schedule(
-        epochs=args.epochs,
-        learning_rate=args.learning_rate,
-        decay=args.decay,
-        patience=args.patience,
-        clip=args.clip,
-        weight_decay=args.weight_decay,
-    )
-    result = train(
-        task,
-        schedule,
-        seed=seed,
-        header=header,
-        file=file,
-        checkpoint=checkpoint,
-        quiet=args.quiet,
-    )
-    _say(args, f"{name}: {_summary(result)}. Written to {file.path}.")
-
-
-def _check_same(name: str, before: dict[str, object], now: dict[str, object]) -> None:
-    different = [
-        f"--{key.replace('_', '-')} {before.get(key)} (now {now.get(key)})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in _MAY_GROW
+    runs = [
+        _Planned(args, experiment, variant(args, model), dataset, model, seed)
+        for model in args.models or known
+        for seed in args.seeds
     ]
-    if different:
-        raise SystemExit(
-            f"{name} was run before with {', '.join(different)}. Give another --output, or --fresh "
-            f"to replace it."
+    for run in runs:  # before any of them takes its time
+        run.check()
+    try:
+        for run in runs:
+            run.carry_out(make_task)
+    except KeyboardInterrupt:
+        raise SystemExit("\nStopped. The same command goes on after the last full epoch.") from None
+
+
+class _Planned:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        experiment: str,
+        variant: str,
+        dataset: str,
+        model: str,
+        seed: int,
+    ) -> None:
+        self.args = args
+        self.name = f"{variant}-seed{seed}"
+        self.file = RunFile(args.output / experiment / f"{self.name}.jsonl")
+        self.checkpoint = args.output / "checkpoints" / experiment / f"{self.name}.pt"
+        self.settings = {
+            key: value
+            for key, value in sorted(vars(args).items())
+            if key not in _NOT_SETTINGS and key != "known_models"
+        }
+        self.header: dict[str, Any] = {
+            "experiment": experiment,
+            "dataset": dataset,
+            "model": model,
+            "variant": variant,
+            "seed": seed,
+        }
+
+    def check(self) -> None:
+        """Stops if the file holds a run with other settings, which would be lost."""
+        before = None if self.args.fresh else self.file.read()
+        if before is None:
+            return
+        goes_on = self.checkpoint.exists() or before.result is None
+        different = [
+            f"--{key.replace('_', '-')} {before.settings.get(key)} (now {self.settings.get(key)})"
+            for key in sorted(before.settings.keys() | self.settings.keys())
+            if before.settings.get(key) != self.settings.get(key)
+            and not (goes_on and key in MAY_GROW and self._grows(key, before.settings))
+        ]
+        if different:
+            raise SystemExit(
+                f"{self.name} was run before with {', '.join(different)}. Give another --output, "
+                f"or --fresh to replace it."
+            )
+
+    def _grows(self, key: str, before: dict[str, Any]) -> bool:
+        old, new = before.get(key), self.settings.get(key)
+        return new is None or (old is not None and new >= old)
+
+    def carry_out(self, make_task: Callable[[argparse.Namespace, str], Task]) -> None:
+        """Trains, unless that was done."""
+        args = self.args
+        if args.fresh:
+            self.checkpoint.unlink(missing_ok=True)
+        elif (before := self.file.read()) is not None:
+            if before.result is not None and before.settings == self.settings:
+                self._say(f"finished before, {_summary(before.result)}. (--fresh: again.)")
+                return
+        torch.manual_seed(self.header["seed"])
+        task = make_task(args, self.header["model"])
+        header = {
+            **self.header,
+            "parameters": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
+            "settings": self.settings,
+            "machine": machine(),
+        }
+        schedule = Schedule(
+            epochs=args.epochs,
+            learning_rate=args.learning_rate,
+            decay=args.decay,
+            patience=args.patience,
+            clip=args.clip,
+            weight_decay=args.weight_decay,
         )
+        result = train(
+            task,
+            schedule,
+            seed=self.header["seed"],
+            header=header,
+            file=self.file,
+            checkpoint=self.checkpoint,
+            may_differ=MAY_GROW,
+            quiet=args.quiet,
+        )
+        self._say(f"{_summary(result)}. Written to {self.file.path}.")
+
+    def _say(self, text: str) -> None:
+        if not self.args.quiet:
+            print(f"{self.name}: {text}", flush=True)
 
 
 def _summary(result: dict[str, dict[str, float]]) -> str:
@@ -166,12 +200,28 @@ def _summary(result: dict[str, dict[str, float]]) -> str:
     return f"test {metrics or 'not made'} (epoch {result['epoch']})"
 
 
-def _say(args: argparse.Namespace, text: str) -> None:
-    if not args.quiet:
-        print(text, flush=True)
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+def fraction(most: float) -> Callable[[str], float]:
+    """A type for flags: numbers from 0 to so much."""
+
+    def convert(text: str) -> float:
+        value = float(text)
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be between 0 and {most:g}, got {text}")
+        return value
+
+    return convert
+
+
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """A type for flags: numbers above 0."""
+
     def convert(text: str) -> float:
         value = kind(text)
         if not value > 0:

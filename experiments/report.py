@@ -1,12 +1,13 @@
 """Tables and figures of the runs, beside the paper's numbers.
 
-Prints the tables, draws the figures, and puts both into docs/experiments.md, between the comments
-`<!-- report: NAME -->` and `<!-- end -->`.
+Prints the tables and draws the figures. With --page, puts the tables into a page of Markdown,
+between the comments `<!-- report: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -56,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--results", type=Path, default=Path("experiments/results"), help="the folder of the runs")
-    add("--page", type=Path, default=Path("docs/experiments.md"), help="filled in if it is there")
-    add("--figures", type=Path, default=Path("docs/figures"), help="where to draw")
+    add("--results", type=Path, default=Path("experiments/output"), help="the folder of the runs")
+    add("--page", type=Path, default=None, help="a page to fill the tables into")
+    add("--figures", type=Path, default=None, help="where to draw; else beside the results")
     args = parser.parse_args(argv)
+    if args.page is not None and not args.page.exists():
+        raise SystemExit(f"There is no page {args.page} to fill in.")
 
     runs = read_runs(args.results)
     if not runs:
@@ -70,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = sections(runs)
     for name, text in texts.items():
         print(f"{name}\n\n{text}\n")
-    for path in draw(runs, args.figures):
+    for path in draw(runs, args.figures or args.results / "figures"):
         print(f"Drawn: {path}")
-    if args.page.exists():
+    if args.page is not None:
         args.page.write_text(fill_page(args.page.read_text(encoding="utf-8"), texts), "utf-8")
         print(f"Filled in: {args.page}")
 
@@ -116,7 +119,7 @@ def _results_table(runs: list[Run]) -> str:
     header += [f"paper, test {NAMES[m]}" for m in known]
     header += [OBSERVED[name] for name in observed]
     rows = []
-    for model, group in _by_model(runs):
+    for model, group in _rows(runs):
         results = [run.result for run in group if run.result]
         paper = _paper(group[0])
         rates = sorted({f"{run.settings['learning_rate']:g}" for run in group})
@@ -136,8 +139,10 @@ def _times_table(runs: list[Run]) -> str:
     header += ["in the structured layer", "machine"]
     rows = []
     for dataset in sorted({run.dataset for run in runs}):
-        for model, group in _by_model([run for run in runs if run.dataset == dataset]):
+        for model, group in _rows([run for run in runs if run.dataset == dataset]):
             epochs = [epoch for run in group for epoch in run.epochs]
+            if not epochs:
+                continue
             seconds = statistics.median(epoch["seconds"] for epoch in epochs)
             steps = statistics.median(epoch["steps"] for epoch in epochs)
             share = statistics.median(e["layer_seconds"] / e["seconds"] for e in epochs)
@@ -157,8 +162,13 @@ def _times_table(runs: list[Run]) -> str:
 
 
 def _paper(run: Run) -> dict[str, float]:
-    """The paper's numbers. What follows a dash tells runs on the same data apart."""
-    return PAPER.get((run.experiment, run.dataset.split("-")[0], run.model), {})
+    """The paper's numbers, unless the data are made up or only a part. What follows a dash tells
+    runs on the same data apart.
+    """
+    data, _, rest = run.dataset.partition("-")
+    if rest == "generated" or run.settings.get("limit") is not None:
+        return {}
+    return PAPER.get((run.experiment, data, run.model), {})
 
 
 def _machine(run: Run) -> str:
@@ -167,10 +177,37 @@ def _machine(run: Run) -> str:
     return f"{threads} thread{plural} of {run.machine['cores']} cores, {run.machine['processor']}"
 
 
-def _by_model(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+def _rows(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs that differ in nothing but their seed, and the name of their model.
+
+    Where one model has several such rows, the name tells in which settings they differ.
+
+    Raises:
+        SystemExit: if a row has a seed twice.
+    """
+    rows: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        rows.setdefault((run.model, json.dumps(_settings(run), sort_keys=True)), []).append(run)
+    result = []
+    for (model, _), group in rows.items():
+        seeds = [run.seed for run in group]
+        if len(set(seeds)) < len(seeds):
+            raise SystemExit(
+                f"{model} on {group[0].dataset} has a seed twice among its files: keep runs that "
+                f"do not belong together in folders of their own."
+            )
+        others = [_settings(other[0]) for key, other in rows.items() if key[0] == model]
+        own = _settings(group[0])
+        differing = [k for k in own if any(own[k] != other.get(k) for other in others)]
+        told = ", ".join(f"{k.replace('_', ' ')} {own[k]}" for k in differing)
+        result.append((f"{model} ({told})" if told else model, group))
     order = _place(MODELS[runs[0].experiment])
-    models = sorted({run.model for run in runs}, key=order)
-    return [(model, [run for run in runs if run.model == model]) for model in models]
+    return sorted(result, key=lambda row: (order(row[1][0].model), row[0]))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Without those that a seed may choose for itself."""
+    return {k: v for k, v in run.settings.items() if k not in ("epochs", "patience", "threshold")}
 
 
 def _place(known: Iterable[str]) -> Callable[[str], tuple[int, str]]:
@@ -217,7 +254,7 @@ def draw(runs: list[Run], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for dataset in sorted({run.dataset for run in runs}):
-        mine = [run for run in runs if run.dataset == dataset and run.epochs[0]["valid"]]
+        mine = [r for r in runs if r.dataset == dataset and r.epochs and r.epochs[0]["valid"]]
         if mine:
             paths.append(_draw_curves(mine, folder / f"{dataset}-curves.png"))
     paths += _draw_attention(runs, folder)
@@ -230,25 +267,41 @@ def _draw_curves(runs: list[Run], path: Path) -> Path:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     experiment, dataset = runs[0].experiment, runs[0].dataset
     metric = next(name for name in NAMES if name in runs[0].epochs[0]["valid"])
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for colour, (model, group) in enumerate(_by_model(runs)):
+    dotted = ""
+    longest = 1
+    for place, (model, group) in enumerate(_rows(runs)):
+        known = MODELS[experiment]
+        colour = known.index(model) if model in known else len(known) + place
         curves = [[epoch["valid"][metric] for epoch in run.epochs] for run in group]
         for curve in curves:
             axes.plot(range(1, len(curve) + 1), curve, color=f"C{colour}", alpha=0.3, linewidth=1)
+        longest = max(longest, *map(len, curves))
         # The mean is drawn as far as all seeds go.
         mean = [statistics.fmean(values) for values in zip(*curves, strict=False)]
-        axes.plot(range(1, len(mean) + 1), mean, color=f"C{colour}", linewidth=2, label=model)
+        axes.plot(
+            range(1, len(mean) + 1),
+            mean,
+            color=f"C{colour}",
+            linewidth=2,
+            label=model,
+            marker="o",
+            markersize=3,
+        )
         paper = _paper(group[0]).get(metric)
         if paper is not None and experiment != "nli":
             axes.axhline(paper, color=f"C{colour}", linestyle=":", linewidth=1)
+            dotted = "; dotted: the paper, on test"
     axes.set_xlabel("epoch")
     axes.set_ylabel(f"validation {NAMES[metric]} (%)")
     axes.grid(alpha=0.3)
-    dotted = "; dotted: the paper, on test" if experiment != "nli" else ""
-    axes.set_title(f"{dataset}: mean over seeds{dotted}", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(0.5, longest + 0.5)
+    axes.set_title(f"{dataset}: mean while all seeds run{dotted}", fontsize=10)
     axes.legend()
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,7 @@ def train(
     header: dict[str, Any],
     file: RunFile,
     checkpoint: Path,
+    may_differ: Collection[str] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains the task's model, and tests it as it was after its best epoch on validation.
@@ -73,6 +76,7 @@ def train(
         header: the first record of the file.
         file: gets a record for each epoch, and the result.
         checkpoint: read if it is there, written after each epoch.
+        may_differ: settings of the header that the checkpoint's run may have had another value of.
         quiet: show no progress.
 
     Returns:
@@ -86,7 +90,7 @@ def train(
     )
     state = _State()
     if checkpoint.exists():
-        state = _load(checkpoint, task, optimiser)
+        state = _load(checkpoint, task, optimiser, header, may_differ)
         before = file.read() or Run({})
         file.start(header, before.epochs[: state.epoch])
     else:
@@ -106,7 +110,7 @@ def train(
                     group["lr"] *= schedule.decay
             state.epoch = epoch
             file.append("epoch", **record)
-            _save(checkpoint, task, optimiser, state)
+            _save(checkpoint, task, optimiser, state, header)
             progress.end_epoch(record)
 
     if state.best_model is not None:
@@ -184,7 +188,13 @@ def _title(header: dict[str, Any]) -> str:
     return f"{header.get('variant', 'run')}, seed {header.get('seed', 0)}"
 
 
-def _save(path: Path, task: Task, optimiser: torch.optim.Optimizer, state: _State) -> None:
+def _save(
+    path: Path,
+    task: Task,
+    optimiser: torch.optim.Optimizer,
+    state: _State,
+    header: dict[str, Any],
+) -> None:
     """Writes beside the old checkpoint first, so that one of them is always whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
@@ -193,15 +203,26 @@ def _save(path: Path, task: Task, optimiser: torch.optim.Optimizer, state: _Stat
             "model": task.model.state_dict(),
             "optimiser": optimiser.state_dict(),
             "state": vars(state),
+            "settings": json.dumps(header.get("settings", {})),
         },
         beside,
     )
     os.replace(beside, path)
 
 
-def _load(path: Path, task: Task, optimiser: torch.optim.Optimizer) -> _State:
+def _load(
+    path: Path,
+    task: Task,
+    optimiser: torch.optim.Optimizer,
+    header: dict[str, Any],
+    may_differ: Collection[str],
+) -> _State:
     try:
         saved = torch.load(path, weights_only=True)
+        before, now = json.loads(saved["settings"]), header.get("settings", {})
+        for key in sorted((before.keys() | now.keys()) - set(may_differ)):
+            if before.get(key) != now.get(key):
+                raise ValueError(f"it is of a run with {key} {before.get(key)}, not {now.get(key)}")
         task.model.load_state_dict(saved["model"])
         optimiser.load_state_dict(saved["optimiser"])
     except Exception as error:

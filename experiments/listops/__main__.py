@@ -36,13 +36,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         __doc__, MODELS, epochs=30, batch_size=64, learning_rate=1e-4, decay=0.9
     )
     add = parser.add_argument
-    add("--generate", type=int, metavar="COUNT", help="make so many expressions; read no data")
-    add("--max-length", type=int, default=MAX_LENGTH, help="leave out what has more tokens")
-    add("--hidden", type=int, default=50, help="the size of all layers")
-    add("--budget", type=int, default=5, help="dependents a token may have, with tree+budget")
-    add("--temperature", type=float, default=1.0, help="what the arc scores are divided by")
+    count, number = command.positive(int), command.positive(float)
+    add("--generate", type=count, metavar="COUNT", help="make so many expressions; read no data")
+    add("--max-length", type=count, default=MAX_LENGTH, help="leave out what has more tokens")
+    add("--hidden", type=count, default=50, help="the size of all layers, an even number")
+    add("--budget", type=count, default=5, help="dependents a token may have, with tree+budget")
+    add("--temperature", type=number, default=1.0, help="what the arc scores are divided by")
     add("--solver", choices=tuple(SOLVERS), default="exact", help="how far the trees are solved")
     args = parser.parse_args(argv)
+    if args.max_length < 10:
+        parser.error("--max-length must be at least 10: there are few shorter expressions.")
+    if args.hidden % 2:
+        parser.error("--hidden must be even: half of it for each direction of the LSTM.")
     if args.generate is None:
         splits = load(args.data, args.max_length)
     else:

@@ -45,6 +45,8 @@ VALENCIES = (2, 3, 4, 5)
 
 MAX_LENGTH = 100
 MAX_DEPTH = 20
+#: Drawn from the grammar if there is no file: as many as the paper keeps of the published one.
+TRAINING = 80446
 VALIDATION = 10_000
 
 #: Below the data folder, the first that is there: the published file, else what stands in for it.
@@ -255,14 +257,21 @@ class Splits:
 def load(folder: Path, max_length: int = MAX_LENGTH) -> Splits:
     """The files below the data folder; 10000 of the training expressions are for validation.
 
+    Without a file of training expressions, as many as the paper has are drawn from the grammar, none
+    of which is in the test set.
+
     Raises:
-        SystemExit: if a file is not there.
+        SystemExit: if there is no test set.
     """
-    train, test = (
-        Expressions((e.tokens for e in read_tsv(_find(folder, split))), max_length)
-        for split in ("train", "test")
-    )
-    return _hold_out(train, test, min(VALIDATION, len(train) // 2))
+    test = [e.tokens for e in read_tsv(_find(folder, "test"))]
+    if any((folder / name).exists() for name in _FILES["train"]):
+        train = [e.tokens for e in read_tsv(_find(folder, "train"))]
+    else:
+        known = set(map(tuple, test))
+        drawn = (e.tokens for e in generate(TRAINING + len(test)))
+        train = [tokens for tokens in drawn if tuple(tokens) not in known][:TRAINING]
+    kept = Expressions(train, max_length)
+    return _hold_out(kept, Expressions(test, max_length), min(VALIDATION, len(kept) // 2))
 
 
 def make_splits(sizes: tuple[int, int, int], max_length: int = MAX_LENGTH) -> Splits:

@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--dataset", default="bibtex", help="its name in the data folder; or synthetic")
     add("--source", choices=("auto", "npz", "arff", "openml"), default="auto", help="what to read")
-    add("--hidden", type=int, default=300, help="the size of both hidden layers")
+    add("--hidden", type=command.positive(int), default=300, help="the size of both hidden layers")
     add("--init", choices=("auto", *INITS), default="auto", help="auto: what is best for the model")
     add("--validation", type=_fraction, default=0.1, help="held out to choose epoch and threshold")
     add("--threshold", type=_fraction, default=None, help="a fixed one; ½ if nothing is held out")
     add("--refit", action="store_true", help="then train on all of it, as many epochs, and test")
-    add("--tol", type=float, default=1e-6, help="of the solver")
-    add("--max-iter", type=int, default=1000, help="of the solver")
+    add("--tol", type=command.positive(float), default=1e-6, help="of the solver")
+    add("--max-iter", type=command.positive(int), default=1000, help="of the solver")
     args = parser.parse_args(argv)
     if args.refit and args.validation == 0:
         parser.error("--refit chooses the epochs on what --validation holds out, which is 0.")

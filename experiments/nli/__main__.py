@@ -30,10 +30,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--dataset", choices=DATASETS, default="snli", help="toy is made up, and needs no files")
     add("--vectors", metavar="FILE", help="glove.*.txt or .npz; if not given, in the data folder")
-    add("--longest", type=int, default=60, help="words of a sentence to keep")
-    add("--dropout", type=float, default=0.33, help="in comparing and aggregating")
-    add("--temperature", type=float, default=1.0, help="what attention scores are divided by")
-    add("--tol", type=float, default=1e-6, help="of the structured layer")
+    add("--longest", type=command.positive(int), default=60, help="words of a sentence to keep")
+    add("--dropout", type=command.fraction(0.99), default=0.33, help="in comparing and aggregating")
+    add(
+        "--temperature",
+        type=command.positive(float),
+        default=1.0,
+        help="what attention scores are divided by",
+    )
+    add("--tol", type=command.positive(float), default=1e-6, help="of the structured layer")
     args = parser.parse_args(argv)
     command.main(
         args,

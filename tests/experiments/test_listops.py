@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import factormax.nn as fnn  # noqa: E402
+from experiments.listops import data  # noqa: E402
 from experiments.listops.__main__ import main  # noqa: E402
 from experiments.listops.data import (  # noqa: E402
     Expressions,
@@ -125,8 +126,21 @@ def test_the_splits():
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (70_399, 10_000, 8933)
 
 
+def test_without_a_training_file_one_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "TRAINING", 300)
+    test = [" ".join(e.tokens) for e in generate(50)]  # the first that would be drawn
+    (tmp_path / "listops").mkdir()
+    lines = [f"{evaluate(text.split())}\t{text}\n" for text in test]
+    (tmp_path / "listops" / "test_d20s.tsv").write_text("".join(lines))
+    splits = load(tmp_path)
+    assert len(splits.train) + len(splits.valid) == 300
+    assert len(splits.test) == 50
+    words = splits.train.batch(torch.arange(len(splits.train))).words()
+    assert not {" ".join(w) for w in words} & set(test)
+
+
 def test_missing_data(tmp_path):
-    with pytest.raises(SystemExit, match=r"listops_train_regen\.tsv\.gz in .*--data FOLDER"):
+    with pytest.raises(SystemExit, match=r"listops_test_d20s\.tsv\.gz in .*--data FOLDER"):
         load(tmp_path)
 
 

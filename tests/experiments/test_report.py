@@ -61,6 +61,28 @@ def test_the_paper_is_found_for_runs_of_the_same_data(tmp_path):
     assert "69.12" in report.sections(read_runs(tmp_path))["listops-paper"]
 
 
+def test_made_up_and_partial_data_stand_alone(tmp_path):
+    write_run(tmp_path, dataset="listops-generated")
+    write_run(tmp_path, settings={"learning_rate": 1e-3, "limit": 50})
+    tables = report.sections(read_runs(tmp_path))
+    assert "69.12" not in tables["listops-generated"] + tables["listops"]
+
+
+def test_runs_with_other_settings_have_rows_of_their_own(tmp_path):
+    write_run(tmp_path, seed=0)
+    write_run(tmp_path, seed=1, settings={"learning_rate": 1e-3, "limit": 50})
+    rows = report.sections(read_runs(tmp_path))["listops"].splitlines()[2:]
+    assert len(rows) == 2
+    assert any("tree (limit 50)" in row for row in rows)
+
+
+def test_a_seed_twice(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two")
+    with pytest.raises(SystemExit, match="seed twice"):
+        report.sections(read_runs(tmp_path))
+
+
 def test_unfinished_runs_do_not_count(tmp_path):
     write_run(tmp_path, seed=0)
     path = tmp_path / "listops" / "listops-tree-seed1.jsonl"

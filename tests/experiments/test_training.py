@@ -101,7 +101,7 @@ def test_without_validation_the_last_epoch_counts(tmp_path):
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path):
     (whole,) = run(tmp_path / "whole", "a")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="same command goes on"):
         run(tmp_path / "parts", "a", task=lambda: Line(stop_in_epoch=3))
     assert len(RunFile(tmp_path / "parts/line/a-seed0.jsonl").read().epochs) == 2
     (parts,) = run(tmp_path / "parts", "a")
@@ -110,7 +110,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path):
 
 
 def test_a_half_written_line_is_dropped(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="same command goes on"):
         run(tmp_path, "a", task=lambda: Line(stop_in_epoch=3))
     path = tmp_path / "line/a-seed0.jsonl"
     with path.open("a") as file:
@@ -130,6 +130,36 @@ def test_finished_runs_are_left_and_longer_ones_go_on(tmp_path):
     assert longer.epochs[:4] == first.epochs
     (again,) = run(tmp_path, "a", "--fresh")
     assert again.result == first.result
+
+
+def test_fewer_epochs_are_refused(tmp_path):
+    run(tmp_path, "a")
+    with pytest.raises(SystemExit, match=r"--epochs 4 \(now 2\)"):
+        run(tmp_path, "a", "--epochs", "2")
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_overwritten(tmp_path):
+    """As the committed ones are."""
+    run(tmp_path, "a")
+    (tmp_path / "checkpoints/line/a-seed0.pt").unlink()
+    before = (tmp_path / "line/a-seed0.jsonl").read_bytes()
+    with pytest.raises(SystemExit, match="--epochs 4"):
+        run(tmp_path, "a", "--epochs", "6")
+    assert (tmp_path / "line/a-seed0.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_other_settings(tmp_path):
+    run(tmp_path, "a")
+    (tmp_path / "line/a-seed0.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"learning_rate 0\.01, not 0\.5.*--fresh"):
+        run(tmp_path, "a", "--learning-rate", "0.5")
+
+
+def test_conflicts_are_found_before_anything_is_trained(tmp_path):
+    run(tmp_path, "b")
+    with pytest.raises(SystemExit, match="b-seed0 was run before"):
+        run(tmp_path, "--learning-rate", "0.5")
+    assert not (tmp_path / "line/a-seed0.jsonl").exists()
 
 
 def test_other_settings_are_refused(tmp_path):
@@ -166,9 +196,11 @@ def test_a_checkpoint_of_another_model(tmp_path):
 
 def test_bad_numbers():
     parser = command.parser("", ["a"], epochs=1, batch_size=1, learning_rate=1.0)
-    for flag in ("--epochs", "--learning-rate", "--batch-size"):
+    bad = {"--epochs": "0", "--learning-rate": "0", "--batch-size": "0", "--seeds": "-1"}
+    bad |= {"--decay": "2", "--weight-decay": "-1"}
+    for flag, value in bad.items():
         with pytest.raises(SystemExit):
-            parser.parse_args([flag, "0"])
+            parser.parse_args([f"{flag}={value}"])
     assert isinstance(parser.parse_args([]), argparse.Namespace)
 
 
