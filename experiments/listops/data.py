@@ -257,8 +257,8 @@ class Splits:
 def load(folder: Path, max_length: int = MAX_LENGTH) -> Splits:
     """The files below the data folder; 10000 of the training expressions are for validation.
 
-    Without a file of training expressions, as many as the paper has are drawn from the grammar, none
-    of which is in the test set.
+    Without a file of training expressions, as many as the paper has are drawn from the grammar;
+    none of them is in the test set.
 
     Raises:
         SystemExit: if there is no test set.

@@ -148,7 +148,9 @@ def read_openml(
     try:
         from sklearn.datasets import fetch_openml
     except ImportError:
-        raise SystemExit("Data from OpenML need scikit-learn: pip install scikit-learn.") from None
+        raise SystemExit(
+            'Data from OpenML need scikit-learn: pip install "factormax[experiments]".'
+        ) from None
     try:
         found = fetch_openml(name=name, version=version, as_frame=False)
     except (OSError, ValueError) as error:  # no network; no such data set
