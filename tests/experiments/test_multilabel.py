@@ -178,7 +178,7 @@ def test_openml_through_scikit_learn(monkeypatch):
 def test_openml_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(SystemExit, match="factormax.experiments"):
+    with pytest.raises(SystemExit, match=r"factormax\[experiments\]"):
         read_openml("bibtex")
 
 
