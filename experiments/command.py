@@ -19,7 +19,9 @@ from experiments.training import Schedule, train
 __all__ = ["MAY_GROW", "fraction", "main", "parser", "positive"]
 
 #: Flags that do not change what is computed, so a run may be taken up with others.
-_NOT_SETTINGS = {"models", "seeds", "data", "output", "threads", "fresh", "quiet"}
+_NOT_SETTINGS = {
+    *("models", "known_models", "seeds", "data", "output", "threads", "fresh", "quiet"),
+}
 #: A run may be taken up with more of these, from its checkpoint.
 MAY_GROW = {"epochs", "patience"}
 
@@ -119,9 +121,7 @@ class _Planned:
         self.file = RunFile(args.output / experiment / f"{self.name}.jsonl")
         self.checkpoint = args.output / "checkpoints" / experiment / f"{self.name}.pt"
         self.settings = {
-            key: value
-            for key, value in sorted(vars(args).items())
-            if key not in _NOT_SETTINGS and key != "known_models"
+            key: value for key, value in sorted(vars(args).items()) if key not in _NOT_SETTINGS
         }
         self.header: dict[str, Any] = {
             "experiment": experiment,

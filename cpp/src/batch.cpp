@@ -3,6 +3,7 @@
 #include "factormax/admm.hpp"
 #include "factormax/backward.hpp"
 #include "factormax/linear.hpp"
+#include "factormax/outputs.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/proximal.hpp"
 #include "factormax/structured/row_form.hpp"
@@ -157,156 +158,6 @@ struct Leased {
   State state;
 };
 
-template <class T>
-FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* mu, const T* mu_v,
-                                  double quadratic) {
-  const T *eta_u = p.eta_u.at(i), *eta_v = p.eta_v.at(i);
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int j = 0; j < p.num_vars; ++j) {
-    const double term = double(mu[j]) * (double(eta_u[j]) - 0.5 * quadratic * double(mu[j]));
-    sum += mu[j] != 0 ? term : 0.0;  // the score may be -inf
-  }
-  for (int q = 0; q < p.num_scores(); ++q) {
-    if (mu_v[q] != 0) sum += double(eta_v[q]) * double(mu_v[q]);
-  }
-  return sum;
-}
-
-template <class T>
-void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
-                      const Outputs<T>& out) {
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  const auto absent = static_cast<std::int8_t>(Side::absent);
-  std::fill_n(out.mu.at(i), p.num_vars, nan);
-  for (int j = 0; j < p.num_vars; ++j) {
-    if (instance.new_var[j] < 0) out.mu.at(i)[j] = 0;  // masked
-  }
-  std::fill_n(out.mu_v.at(i), p.num_scores(), nan);
-  std::fill_n(out.tau.at(i), p.num_dual(), T(0));
-  std::fill_n(out.var_side.at(i), p.num_vars, absent);
-  std::fill_n(out.row_side.at(i), p.num_dual(), absent);
-  out.objective[i] = -std::numeric_limits<double>::infinity();
-}
-
-// The marginals of the structured factors' scores.
-template <class T>
-void write_features(const Problem<T>& p, const StructuredFactors<T>& structured, T* mu_v) {
-  std::fill_n(mu_v + p.num_pairs, p.structured.num_scores, T(0));
-  for (int f = 0; f < structured.all().size; ++f) {
-    StructuredFactor& factor = structured.all()[f];
-    if (!factor.present) continue;
-    fill(factor.eta_v, 0.0);  // the marginals, from here on
-    factor.set.scatter_features(factor.set.p.data, factor.eta_v.data);
-    T* own = mu_v + p.num_pairs + p.structured.score_ptr[f];
-    for (int k = 0; k < factor.eta_v.size; ++k) own[k] = T(factor.eta_v[k]);
-  }
-}
-
-// The marginals of the pairs. One that was left out has its multiplier at the upper bound if its
-// first variable is the 0, else at 0: then the other variable sees nothing of it.
-template <class T>
-void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
-                 const Outputs<T>& out) {
-  const T *mu = out.mu.at(i), *score = p.eta_v.at(i);
-  T *mu_v = out.mu_v.at(i), *tau = out.tau.at(i) + p.num_rows;
-  std::int8_t* side = out.row_side.at(i) + p.num_rows;
-  for (int q = 0; q < p.num_pairs; ++q) {
-    const std::int32_t j1 = instance.new_var[p.pair_var[2 * q]];
-    const std::int32_t j2 = instance.new_var[p.pair_var[2 * q + 1]];
-    if (j1 < 0 || j2 < 0) {
-      mu_v[q] = 0;
-    } else if (instance.any_at_zero && (instance.at_zero[j1] | instance.at_zero[j2])) {
-      const bool upper = score[q] >= 0 && instance.at_zero[j1];
-      mu_v[q] = 0;
-      tau[q] = upper ? score[q] : T(0);
-      side[q] = static_cast<std::int8_t>(upper ? Side::upper : Side::lower);
-    } else {
-      mu_v[q] = PairView<T>(p, q).value(mu, score[q]);
-    }
-  }
-}
-
-template <class T>
-FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& instance,
-                                     const StructuredFactors<T>& structured, const DualPoint<T>& at,
-                                     T error, Span<T> scratch, std::int64_t i,
-                                     const Outputs<T>& out) {
-  T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
-  std::int8_t* side = out.var_side.at(i);
-  classify(p, instance, at, error, scratch, side, out.row_side.at(i));
-  // What counts as clipped is exactly 0 or 1, so that value and gradient have one support.
-  const auto value = [&](int j, std::int8_t where) {
-    const T bound = where == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
-    return where == static_cast<std::int8_t>(Side::interior) ? at.mu.data[j] : bound;
-  };
-  if (instance.complete) {
-#pragma omp simd
-    for (int j = 0; j < instance.n; ++j) mu[j] = value(j, side[j]);
-  } else {
-    std::fill_n(mu, p.num_vars, T(0));
-    for (int j = 0; j < instance.n; ++j) {
-      const int v = instance.var[j];
-      mu[v] = value(j, side[v]);
-    }
-  }
-  write_features(p, structured, mu_v);
-  for (const StructuredFactor& factor : structured.all()) {
-    if (!factor.present || factor.linked) continue;
-    factor.each([&](int k, int) {
-      // A variable that is on in all structures is on, whatever the sum of their rounded p.
-      T& value = mu[instance.var[factor.var[k]]];
-      value = T(factor.v[k]);
-      if (value > 1 - 16 * std::numeric_limits<T>::epsilon()) value = 1;
-    });
-  }
-  std::fill_n(tau, p.num_dual(), T(0));
-  for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
-  write_pairs(p, instance, i, out);
-  out.objective[i] = objective(p, i, mu, mu_v, 1.0);
-}
-
-// The answer of a linear program: there is nothing to differentiate.
-template <class T>
-void write_vertex(const Problem<T>& p, const Instance<T>& instance,
-                  const StructuredFactors<T>& structured, const DualPoint<T>& at, std::int64_t i,
-                  const Outputs<T>& out) {
-  T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
-  std::fill_n(mu, p.num_vars, T(0));
-  std::fill_n(tau, p.num_dual(), T(0));
-  std::fill_n(out.var_side.at(i), p.num_vars, static_cast<std::int8_t>(Side::absent));
-  std::fill_n(out.row_side.at(i), p.num_dual(), static_cast<std::int8_t>(Side::absent));
-  for (int j = 0; j < instance.n; ++j) {
-    mu[instance.var[j]] = clip(at.mu[j], T(0), T(1));
-    out.var_side.at(i)[instance.var[j]] = static_cast<std::int8_t>(Side::lower);
-  }
-  for (int r = 0; r < instance.m; ++r) tau[instance.row[r]] = at.x[r] * instance.scale[r];
-  write_features(p, structured, mu_v);
-  write_pairs(p, instance, i, out);
-  out.objective[i] = objective(p, i, mu, mu_v, 0.0);
-}
-
-// How far the answer itself, with its exact zeros and ones, is from meeting the constraints: it
-// goes into the residual, and nothing that is far off is called converged.
-template <class T>
-void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
-  const T eps = std::numeric_limits<T>::epsilon();
-  const double limit = 5e-3;
-  if (4 * eps * (1 + instance.largest_score) * instance.longest_row < limit) return;
-  double worst = 0;
-  for (int r = 0; r < instance.hard; ++r) {
-    double product = 0;
-    for (int k = instance.ptr[r]; k < instance.ptr[r + 1]; ++k) {
-      product += double(instance.coef[k]) * mu[instance.var[instance.col[k]]];
-    }
-    const double excess = product - instance.rhs[r];
-    worst = std::max(worst, instance.lo[r] == 0 ? excess : std::fabs(excess));
-  }
-  if (worst <= limit) return;
-  result.primal_residual = std::max(result.primal_residual, worst);
-  if (result.status == Status::converged) result.status = Status::stalled;
-}
-
 // The structures of one instance.
 struct InstanceStructures {
   std::vector<std::int32_t> count, on, features, num_cuts;
@@ -381,23 +232,6 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
   return result;
 }
 
-template <class T>
-void write_result(const Result& result, std::int64_t i, const Outputs<T>& out) {
-  out.status[i] = static_cast<std::int32_t>(result.status);
-  out.iterations[i] = result.iterations;
-  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
-  out.primal_residual[i] = result.primal_residual;
-  out.dual_residual[i] = result.dual_residual;
-}
-
-// From the rows of the larger problem to those of the graph, or back.
-template <class From, class To>
-void copy_rows(int rows, int larger, int pairs, const From* from, int from_rows, To* to) {
-  std::copy(from, from + rows, to);
-  const int to_rows = from_rows == larger ? rows : larger;
-  std::copy(from + from_rows, from + from_rows + pairs, to + to_rows);
-}
-
 // Solves an instance by rows, adding those of trees as they are violated. Returns false, with
 // nothing written, if that is not to be had.
 template <class T>
@@ -410,7 +244,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   const Problem<T>& larger = form.problem();
   if (warm != nullptr) {
     fill(form.tau, T(0));
-    copy_rows(p.num_rows, larger.num_rows, p.num_pairs, warm, p.num_rows, form.tau.data);
+    form.take_rows(warm, form.tau.data);
   }
   const DualPoint<T>& at = state.compact.point();
   // As exact as the structures are: the finish gives that for another pass or two.
@@ -452,10 +286,8 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   own.objective = out.objective + i;
   write_solution(larger, instance, StructuredFactors<T>(), at, T(0), scratch, 0, own);
   check_rows(instance, own.mu.at(0), result);
-  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, form.tau.data, larger.num_rows,
-            out.tau.at(i));
-  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, form.row_side.data, larger.num_rows,
-            out.row_side.at(i));
+  form.give_rows(form.tau.data, out.tau.at(i));
+  form.give_rows(form.row_side.data, out.row_side.at(i));
   found->take_rows(form, p.structured.count);
   write_result(result, i, out);
   return true;
@@ -635,8 +467,7 @@ double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>&
     return std::numeric_limits<double>::infinity();  // no solution has such rows
   }
   const Problem<T>& larger = form.problem();
-  copy_rows(p.num_rows, larger.num_rows, p.num_pairs, grads.row_side.at(i), p.num_rows,
-            form.row_side.data);
+  form.take_rows(grads.row_side.at(i), form.row_side.data);
   state.row_instance.prepare(larger, 0);
   return vjp(larger, state.row_instance, 0, grads.var_side.at(i), form.row_side.data, g,
              state.row_system, static_cast<StructuredFactors<T>*>(nullptr), state.d, state.row_rhs);

@@ -28,8 +28,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--source", choices=("auto", "npz", "arff", "openml"), default="auto", help="what to read")
     add("--hidden", type=command.positive(int), default=300, help="the size of both hidden layers")
     add("--init", choices=("auto", *INITS), default="auto", help="auto: what is best for the model")
-    add("--validation", type=_fraction, default=0.1, help="held out to choose epoch and threshold")
-    add("--threshold", type=_fraction, default=None, help="a fixed one; ½ if nothing is held out")
+    add(
+        "--validation",
+        type=command.fraction(0.99),
+        default=0.1,
+        help="held out to choose epoch and threshold",
+    )
+    add(
+        "--threshold",
+        type=command.fraction(0.99),
+        default=None,
+        help="a fixed one; ½ if nothing is held out",
+    )
     add("--refit", action="store_true", help="then train on all of it, as many epochs, and test")
     add("--tol", type=command.positive(float), default=1e-6, help="of the solver")
     add("--max-iter", type=command.positive(int), default=1000, help="of the solver")
@@ -82,13 +92,6 @@ def _variant(args: argparse.Namespace, model: str) -> str:
 def _dataset(args: argparse.Namespace) -> str:
     """Runs on the whole training set have a table of their own."""
     return args.dataset if args.validation > 0 else f"{args.dataset}-refit"
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, got {text}")
-    return value
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class FoundStructures:
     on: npt.NDArray[np.int32]  # `slots` a structure
     features: npt.NDArray[np.int32]
     dense: npt.NDArray[np.float64]
-    num_cuts: npt.NDArray[np.int32]  # (B * S,) of a factor that was solved by rows; else −1
-    cuts: npt.NDArray[np.uint8]
+    num_cuts: npt.NDArray[np.int32]  # (B * S,) lists of tight rows, if solved by rows; else −1
+    cuts: npt.NDArray[np.uint8]  # the flags of these lists, `RowForm` of the core
 
     @classmethod
     def none(cls) -> FoundStructures:

@@ -115,11 +115,7 @@ class EagerLoss(torch.autograd.Function):
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
         found = plan.pick(*task.to_scores(*flat))
-        out = [
-            _match(torch.from_numpy(g), *kind) if wanted else None
-            for g, kind, wanted in zip(found, plan.kinds, ctx.needs_input_grad[2:], strict=True)
-        ]
-        return (None, None, *out)
+        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads[:1]))
 
 
 def _gradients(

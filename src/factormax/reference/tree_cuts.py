@@ -59,7 +59,8 @@ def violated_set(mu: Matrix, tolerance: float = 1e-9) -> npt.NDArray[np.bool_] |
         tolerance: how much less.
 
     Returns:
-        The words, `(n,)`, or None.
+        The words, `(n,)`, or None. Of the sets that let as little in, it is the smallest; the core
+        takes the largest.
 
     Example:
         Two words that hang from each other:

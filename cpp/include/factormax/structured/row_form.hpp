@@ -95,6 +95,18 @@ class RowForm {
 
   const Problem<T>& problem() const { return made_; }
 
+  // Numbers of the graph's own rows and pairs, to their places in the larger problem and back.
+  template <class X>
+  void take_rows(const X* graph, X* larger) const {
+    std::copy(graph, graph + source_->num_rows, larger);
+    std::copy_n(graph + source_->num_rows, source_->num_pairs, larger + size_.num_rows);
+  }
+  template <class X>
+  void give_rows(const X* larger, X* graph) const {
+    std::copy(larger, larger + source_->num_rows, graph);
+    std::copy_n(larger + size_.num_rows, source_->num_pairs, graph + source_->num_rows);
+  }
+
   // What the backward pass has to know of the rows of a factor, as lists of flags: of a tree the
   // sets of words that hold tightly, of a matching the one list of its tight columns.
   static int list_length(const Structured<T>& s, int f) {
@@ -302,8 +314,9 @@ class RowForm {
     T level = -std::numeric_limits<T>::infinity();
     for (const std::int32_t j : vars) level = there(j) && eta[j] > level ? eta[j] : level;
     level -= 1;  // nothing below counts
-    for (int before = vars.size + 1;
-         ;) {  // drop what is below the level at which the others sum to 1
+    int before = vars.size + 1;
+    for (;;) {
+      // Drop what is below the level at which the others sum to 1.
       T sum = 0;
       int count = 0;
       for (const std::int32_t j : vars) {
