@@ -85,18 +85,27 @@ def matching(quick: bool) -> Section:
     gap = (scores.grad - ours_grad).abs().flatten(1).max(1).values
     require(float(gap.median()) <= 1e-2, f"gradients differ from cvxpylayers by {gap}")
 
-    few = 2 if quick else 3
-    slow = interleaved({"batch": lambda: layer(scores, grad)}, few, warmup=0)
-    slow |= interleaved({"single": lambda: layer(*next(turn))}, 5 * few)
-    fast = interleaved(
+    few = 2 if quick else 5
+    times = interleaved(
         {
             "batch": lambda: factormax_matching(scores, grad),
-            "single": lambda: factormax_matching(*next(turn)),
+            "batch, cvxpylayers": lambda: layer(scores, grad),
         },
-        30 if quick else 100,
-        warmup=3,
+        few,
+        in_a_row={"batch": 30},
     )
-    ms = {k: (1e3 * fast[k], 1e3 * slow[k], slow[k] / fast[k]) for k in fast}
+    times |= interleaved(
+        {
+            "single": lambda: factormax_matching(*next(turn)),
+            "single, cvxpylayers": lambda: layer(*next(turn)),
+        },
+        few,
+        in_a_row={"single": 64, "single, cvxpylayers": 8},
+    )
+    ms = {}
+    for name in ("batch", "single"):
+        ours, theirs = times[name], times[f"{name}, cvxpylayers"]
+        ms[name] = (1e3 * ours, 1e3 * theirs, theirs / ours)
     names = {
         "batch": "batch of 64, to 1e-6",
         "single": "single, to 1e-6, graph building included",
@@ -189,8 +198,9 @@ def xor(quick: bool) -> Section:
             "backward": lambda: a.backward(grad, retain_graph=True),
             "entmax backward": lambda: b.backward(grad, retain_graph=True),
         },
-        30 if quick else 200,
+        3 if quick else 10,
         warmup=5,
+        in_a_row=dict.fromkeys(("forward", "entmax forward", "backward", "entmax backward"), 20),
     )
     ms = {k: 1e3 * v for k, v in times.items()}
     rows: list[list[object]] = [
@@ -253,19 +263,15 @@ def building(quick: bool) -> Section:
     torch.manual_seed(0)
     scores = torch.randn(64, 20, 20, dtype=torch.float64)
 
-    def build_and_compile() -> None:
-        compiled._compile.cache_clear()
-        fg, _ = build_matching(scores)
-        compiled.compile_wiring(fg.wiring())
-
-    def build_again() -> None:
+    def build() -> None:
         fg, _ = build_matching(scores)
         compiled.compile_wiring(fg.wiring())
 
     fg, _ = build_matching(scores)
     repeats = 30 if quick else 100
-    times = interleaved({"build, compile": build_and_compile}, repeats, warmup=5)
-    times |= interleaved({"build again": build_again}, repeats, warmup=5)
+    forget = compiled._compile.cache_clear
+    times = interleaved({"build, compile": build}, repeats, warmup=5, before=forget)
+    times |= interleaved({"build again": build}, repeats, warmup=5)
     times |= interleaved({"solve": fg.solve}, repeats, warmup=5)
     us = {k: 1e6 * v for k, v in times.items()}
     share, again = (us[k] / us["solve"] for k in ("build, compile", "build again"))

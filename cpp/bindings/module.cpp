@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -506,15 +507,16 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
                     as_array(std::move(found.cuts))};
 }
 
+// Returns the worst residual, NaN if there is one.
 template <class T>
-void vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> grad_mu_v,
-         Matrix<const std::int8_t> var_side, Matrix<const std::int8_t> row_side,
-         Vector<const std::int32_t> status, Vector<const std::int32_t> count,
-         Vector<const double> prob, Vector<const std::int32_t> on,
-         Vector<const std::int32_t> features, Vector<const double> dense,
-         Vector<const std::int32_t> num_cuts, Vector<const std::uint8_t> cuts,
-         std::optional<Vector<const double>> grad_prob, Matrix<T> grad_eta_u, Matrix<T> grad_eta_v,
-         Vector<double> residual) {
+double vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> grad_mu_v,
+           Matrix<const std::int8_t> var_side, Matrix<const std::int8_t> row_side,
+           Vector<const std::int32_t> status, Vector<const std::int32_t> count,
+           Vector<const double> prob, Vector<const std::int32_t> on,
+           Vector<const std::int32_t> features, Vector<const double> dense,
+           Vector<const std::int32_t> num_cuts, Vector<const std::uint8_t> cuts,
+           std::optional<Vector<const double>> grad_prob, Matrix<T> grad_eta_u,
+           Matrix<T> grad_eta_v, Vector<double> residual) {
   const Problem<T> p = FACTORMAX_PROBLEM;
   const std::size_t batch = eta_u.shape(0), n = p.num_vars, rows = p.num_dual();
   require(status.shape(0) == batch && residual.shape(0) == batch,
@@ -548,6 +550,16 @@ void vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> gr
     factormax::vjp_batch<T>(p, static_cast<std::int64_t>(batch), grads, control);
   }
   raise_if_failed(control);
+  double worst = 0;
+  for (std::size_t i = 0; i < batch && !std::isnan(worst); ++i) {
+    if (!(residual(i) <= worst)) worst = residual(i);
+  }
+  return worst;
+}
+
+template <class T>
+bool all_finite(Matrix<const T> scores) {
+  return factormax::all_finite(scores.data(), static_cast<std::int64_t>(scores.size()));
 }
 
 template <class T>
@@ -610,6 +622,8 @@ void bind(nb::module_& m) {
         "num_cuts"_a, "cuts"_a, "grad_prob"_a.none(), "grad_eta_u"_a.noconvert(),
         "grad_eta_v"_a.noconvert(), "residual"_a.noconvert(),
         "Differentiate a solved batch into the given output arrays.");
+  m.def("all_finite", &all_finite<T>, "scores"_a.noconvert(),
+        "Whether there is no NaN and no infinity.");
   m.def("workspace_bytes", &workspace_bytes<T>, FACTORMAX_BATCH_NAMES, "method"_a,
         "Bytes of working memory that one thread uses.");
 }

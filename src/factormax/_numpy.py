@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from factormax import engine
 from factormax.arrays import FloatArray, to_numpy
-from factormax.checks import check_scores
+from factormax.checks import all_finite, check_scores
 from factormax.compiled import num_dual
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
@@ -89,9 +89,10 @@ class Solve:
             self._flat_mask([t.mask for t in graph.tensors]),
             own_oracles(structured),
         )
-        layout = [(t.name, t.shape) for t in graph.tensors]
-        check_scores(self.numbers.eta_u, self.numbers.mask, layout, self.batch_shape)
-        if self.parts:
+        if not all_finite(self.numbers.eta_u):
+            layout = [(t.name, t.shape) for t in graph.tensors]
+            check_scores(self.numbers.eta_u, self.numbers.mask, layout, self.batch_shape)
+        if self.parts and not all_finite(self.numbers.eta_v):
             names = graph.score_layout()
             allowed = [p.allow_minus_inf for p in parts]
             check_scores(self.numbers.eta_v, None, names, self.batch_shape, allowed)

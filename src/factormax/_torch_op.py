@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax.checks import Layout, check_scores
+from factormax.checks import Layout, all_finite, check_scores
 from factormax.compiled import Wiring, num_dual, parse_spec
 from factormax.engine import Numbers, Options, RawSolution
 
@@ -88,8 +88,10 @@ def solve_op(
     numbers = Numbers(
         as_numpy(eta_u), as_numpy(eta_v), as_numpy(params), None if mask is None else as_numpy(mask)
     )
-    check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
-    check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, asked.allow_minus_inf)
+    if not all_finite(numbers.eta_u):
+        check_scores(numbers.eta_u, numbers.mask, asked.variables, asked.batch_shape)
+    if not all_finite(numbers.eta_v):
+        check_scores(numbers.eta_v, None, asked.factors, asked.batch_shape, asked.allow_minus_inf)
     raw = engine.solve(wiring, numbers, asked.options, None if warm is None else as_numpy(warm))
     engine.report_failures(raw, asked.options.on_failure)
     arrays = (

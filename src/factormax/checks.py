@@ -8,11 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from factormax import _core
 from factormax.arrays import FloatArray
 
-__all__ = ["Layout", "check_scores"]
+__all__ = ["Layout", "all_finite", "check_scores"]
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
+
+
+def all_finite(scores: FloatArray) -> bool:
+    """Whether there is no NaN and no infinity in `(B, n)`."""
+    return _core.all_finite(np.ascontiguousarray(scores))
 
 
 def check_scores(
@@ -34,8 +40,6 @@ def check_scores(
     Raises:
         ValueError: naming the object and the first index.
     """
-    if np.isfinite(scores).all():
-        return
     bad = np.isnan(scores) | (scores == np.inf)
     sizes = [math.prod(shape) for _, shape in layout]
     if isinstance(allow_minus_inf, bool):

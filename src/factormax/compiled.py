@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _core
-from factormax.arrays import FloatArray, IndexArray
+from factormax.arrays import FloatArray, IndexArray, spread
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor, Group, RowBlocks, repeated_variable
 
@@ -157,6 +157,8 @@ class Oracles:
     @property
     def num_links(self) -> int:
         """The variables of the linked ones."""
+        if not self.positions:
+            return 0
         return int(np.diff(self.var_ptr)[self.linked == 1].sum())
 
 
@@ -177,11 +179,13 @@ class CompiledGraph:
         block_ptr: `(F + 1,)`, where the rows of each factor begin; `block_kind`: `(F,)`.
         block_isolated: `(F + P,)`, factors that share no variable with another.
         oracles: the structured factors.
+        num_dual: the multipliers: of rows, of pairs, of links.
+        num_scores: the factors' own scores.
         core: all of this, as the core holds it.
     """
 
     def __init__(self, wiring: Wiring) -> None:
-        self._wiring = replace(wiring, compiled=None)
+        self._wiring = wiring
         self.num_variables = wiring.num_variables
         self.entries = parse_spec(wiring.spec)
         pairs: list[IndexArray] = []
@@ -190,12 +194,12 @@ class CompiledGraph:
         structured: list[tuple[int, IndexArray]] = []
         index: list[IndexArray] = []
         negated: list[npt.NDArray[np.bool_]] = []
+        variables, signs = wiring.literals >> 1, (wiring.literals & 1).astype(bool)
         start = 0
         for position, entry in enumerate(self.entries):
             stop = start + entry.k * entry.d
-            literals = wiring.literals[start:stop].reshape(entry.k, entry.d)
-            index.append(literals >> 1)
-            negated.append((literals & 1).astype(bool))
+            index.append(variables[start:stop].reshape(entry.k, entry.d))
+            negated.append(signs[start:stop].reshape(entry.k, entry.d))
             start = stop
             twice = None if wiring.checked else repeated_variable(index[-1])
             if twice is not None:
@@ -224,7 +228,7 @@ class CompiledGraph:
         # Topology: what lowering gives for lengths does not depend on masks and parameters.
         plain = [self._lower_bundle(b, None, None) for b in self.bundles]
         self._plain = None if any(e.flags for e in self.entries) else plain
-        lengths = [np.tile(r.lengths, r.col.shape[1]) for r in plain]
+        lengths = [spread(r.lengths, (r.col.shape[1], len(r.lengths))).reshape(-1) for r in plain]
         rows = [np.full(r.col.shape[1], len(r.lengths)) for r in plain]
         self.row_ptr = _offsets(lengths)
         self.block_ptr = _offsets(rows)
@@ -239,6 +243,8 @@ class CompiledGraph:
         for array in arrays:  # checked once, so nobody may change them
             array.setflags(write=False)
         self.core = _core.Graph(self.num_variables, *arrays)
+        self.num_dual = self.num_rows + len(self.pairs) + self.oracles.num_links
+        self.num_scores = len(self.pairs) + self.oracles.num_scores
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled by compiling again: the core's part lives in this process."""
@@ -389,8 +395,11 @@ def _stack(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
 
 
 def _offsets(lengths: list[IndexArray]) -> npt.NDArray[np.int32]:
-    ends = np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *lengths]))
-    return ends.astype(np.int32)
+    """0, and the sums of the lengths up to each."""
+    ends = np.zeros(sum(map(len, lengths)) + 1, dtype=np.int32)
+    if lengths:
+        np.cumsum(np.concatenate(lengths), out=ends[1:])
+    return ends
 
 
 def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -398,7 +407,8 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArra
     if not parts:
         return np.zeros((1, 0), dtype=dtype)
     lead = max(p.shape[0] for p in parts)
-    flat = [np.broadcast_to(p, (lead, *p.shape[1:])).reshape(lead, -1) for p in parts]
+    same = [p if p.shape[0] == lead else spread(p, (lead, *p.shape[1:])) for p in parts]
+    flat = [p.reshape(lead, -1) for p in same]
     joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
     return np.ascontiguousarray(joined, dtype=dtype)
 
@@ -416,7 +426,7 @@ def compile_wiring(wiring: Wiring) -> CompiledGraph:
     """The compiled graph of a wiring; the last few are remembered, and by the wiring itself."""
     if wiring.compiled is None:
         if wiring.literals.size > _LARGEST_REMEMBERED:
-            found = CompiledGraph(wiring)
+            found = CompiledGraph(replace(wiring))  # which does not lead back to it
         else:
             literals = wiring.literals.tobytes()
             found = _compile(wiring.num_variables, wiring.spec, literals, wiring.checked)

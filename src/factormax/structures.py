@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class FoundStructures:
     cuts: npt.NDArray[np.uint8]  # the flags of these lists, `RowForm` of the core
 
     @classmethod
+    @lru_cache(maxsize=1)
     def none(cls) -> FoundStructures:
         """Of a graph without structured factors."""
         whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
@@ -42,7 +43,7 @@ class FoundStructures:
     @property
     def is_complete(self) -> bool:
         """Whether the structures of all factors are there: rows find marginals without them."""
-        return bool(self.num_cuts.max(initial=-1) < 0)
+        return not self.num_cuts.size or bool(self.num_cuts.max() < 0)
 
     @classmethod
     def joined(cls, parts: list[FoundStructures]) -> FoundStructures:

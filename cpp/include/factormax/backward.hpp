@@ -18,7 +18,8 @@ namespace factormax {
 // The error is local: what a row lacks is spread over its free variables, and z is the rounded
 // difference of the score and of what the multipliers take. `at_least` is what the solver knows of
 // its own error besides; error: (n,) is scratch. Where something stands as close to its bound as
-// that error may have travelled, it does travel: see `ErrorSpread`.
+// that error may have travelled, it does travel: see `ErrorSpread`. An error that is negligible is
+// not followed: all variables are given the largest.
 
 // What a row lacks also moves the free variables of the rows that it shares some with, and so on.
 template <class T>
@@ -38,6 +39,17 @@ class ErrorSpread {
       if (at_.x[r] <= p_.lo[r] + near_ && touches(r)) return true;
     }
     return false;
+  }
+
+  // Adds what row r lacks to the errors of its variables.
+  void share(int r, T missing, Span<T> error) const {
+    int free = 0;
+    for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) {
+      const T z = at_.z[p_.col[k]] * p_.give(p_.col[k]);
+      free += z > 0 && z < 1;
+    }
+    const T each = missing / std::max(free, 1);
+    for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) error[p_.col[k]] += each;
   }
 
   // Gives each variable the largest error among those it is coupled to by rows that hold tightly.
@@ -89,23 +101,22 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
     return std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
   };
-  fill(error.first(p.n), at_least);
   T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
-    if (missing <= eps) continue;
-    worst = std::max(worst, missing);
-    int free = 0;
-    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      const T z = at.z[p.col[k]] * p.give(p.col[k]);
-      free += z > 0 && z < 1;
-    }
-    const T share = missing / std::max(free, 1);
-    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) error[p.col[k]] += share;
+    if (missing > eps) worst = std::max(worst, missing);
   }
   const ErrorSpread<T> travel(p, at, worst);
-  const bool in_doubt = worst > 0 && worst < most && travel.in_doubt();
-  if (in_doubt) travel.spread(error);
+  const T bound = at_least + p.highest_degree * worst;  // no variable's error is larger
+  const bool negligible = bound <= T(1e-9);
+  const bool in_doubt = !negligible && worst < most && travel.in_doubt();
+  fill(error.first(p.n), negligible ? bound : at_least);
+  if (!negligible) {
+    for (int r = 0; r < p.m; ++r) {
+      if (lack(r) > eps) travel.share(r, lack(r), error);
+    }
+    if (in_doubt) travel.spread(error);
+  }
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
   const auto side_of = [&](int j, T z) {
     const T eta = p.eta.data[j], twice = 2 * error.data[j];
@@ -128,6 +139,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int r = 0; r < p.m; ++r) {
     T missing = std::max(lack(r), at_least);
+    if (negligible) missing = std::max(missing, p.length(r) * bound);
     if (in_doubt && travel.touches(r)) missing = std::max(missing, travel.of_row(r, error));
     const T margin = std::min(2 * missing, most) + 8 * eps * (1 + std::fabs(at.x[r]));
     const T slack = at.g[r] * p.norm[r];  // b - a . mu

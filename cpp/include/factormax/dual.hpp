@@ -146,18 +146,60 @@ FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
   }
 }
 
-// g = b - A mu
+// g = b - A mu, from A mu in its place
 template <class T>
-FACTORMAX_INLINE void row_gradients(const Instance<T>& p, DualPoint<T>& at) {
-  row_products(p, at.mu.data, at.g.data);
+FACTORMAX_INLINE void subtract_from_rhs(const Instance<T>& p, DualPoint<T>& at) {
   T* g = at.g.data;
 #pragma omp simd
   for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
   at.value = std::numeric_limits<T>::quiet_NaN();
 }
 
+// g = b - A mu
+template <class T>
+FACTORMAX_INLINE void row_gradients(const Instance<T>& p, DualPoint<T>& at) {
+  row_products(p, at.mu.data, at.g.data);
+  subtract_from_rhs(p, at);
+}
+
+// All of `evaluate` in one sweep over the grid, for a matching.
+template <class T>
+FACTORMAX_INLINE void evaluate_cross(const Instance<T>& p, DualPoint<T>& at) {
+  const Tile<T>&rows = p.tile[0], &columns = p.tile[1];
+  const int length = rows.length;
+  T *row_sum = at.g.data + rows.first, *column_sum = at.g.data + columns.first;
+  // The multipliers of the columns wait where the last row of mu will be.
+  T* across = at.mu.data + (rows.rows - 1) * length;
+  const T *x = at.x.data, *scale = p.scale.data;
+#pragma omp simd
+  for (int k = 0; k < length; ++k) {
+    across[k] = columns.coef * x[columns.first + k] * scale[columns.first + k];
+    column_sum[k] = 0;
+  }
+  for (int i = 0; i < rows.rows; ++i) {
+    const T t = rows.coef * x[rows.first + i] * scale[rows.first + i];
+    const T* eta = p.eta.data + i * length;
+    T *z = at.z.data + i * length, *mu = at.mu.data + i * length;
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int k = 0; k < length; ++k) {
+      const T value = eta[k] - t - across[k];
+      const T above = value > 0 ? value : T(0);
+      const T clipped = value < 1 ? above : T(1);
+      z[k] = value;
+      mu[k] = clipped;
+      sum += clipped;
+      column_sum[k] += clipped;
+    }
+    row_sum[i] = rows.coef * sum;
+  }
+  for (int k = 0; k < length; ++k) column_sum[k] *= columns.coef;
+  subtract_from_rhs(p, at);
+}
+
 template <class T>
 FACTORMAX_VECTOR void evaluate(const Instance<T>& p, DualPoint<T>& at) {
+  if (p.crossed && p.m == p.hard) return evaluate_cross(p, at);
   reduced_scores(p, Span<const T>(at.x), at.z, at.g);
   project_box(Span<const T>(at.z), at.mu);
   row_gradients(p, at);

@@ -40,6 +40,7 @@ struct Instance {
   T largest_score = 0;     // in magnitude
   T top_score = 0;         // the largest, or the largest magnitude of a pair's
   int longest_row = 0;
+  int highest_degree = 0;  // the most rows that a variable is in
 
   Span<std::int32_t> ptr;  // (m + 1,)
   Span<std::int32_t> col;  // variable of an entry
@@ -60,6 +61,7 @@ struct Instance {
   Span<std::int32_t> var_entry;  // and their places in col and coef
 
   int num_tiles = 0, num_loose = 0;
+  bool crossed = false;      // the hard rows are the rows, tile 0, and the columns, tile 1, of all
   Span<Tile<T>> tile;        // hard rows that are grids
   Span<std::int32_t> loose;  // the other hard rows
   Span<T> norm;              // (m,) ||a||
@@ -189,7 +191,11 @@ struct Instance {
   void transpose() {
     fill(var_ptr.first(n + 1), 0);
     for (int k = 0; k < ptr[m]; ++k) ++var_ptr[col[k] + 1];
-    for (int j = 0; j < n; ++j) var_ptr[j + 1] += var_ptr[j];
+    highest_degree = 0;
+    for (int j = 0; j < n; ++j) {
+      highest_degree = std::max(highest_degree, static_cast<int>(var_ptr[j + 1]));
+      var_ptr[j + 1] += var_ptr[j];
+    }
     for (int r = 0; r < m; ++r) {
       for (int k = ptr[r]; k < ptr[r + 1]; ++k) {
         const int place = var_ptr[col[k]]++;
@@ -214,6 +220,15 @@ struct Instance {
       }
       r += rows;
     }
+    crossed = num_tiles == 2 && num_loose == 0 && is_cross(tile[0], tile[1]);
+  }
+
+  // Whether these are the rows and the columns of one grid, which is all the variables.
+  bool is_cross(const Tile<T>& rows, const Tile<T>& columns) const {
+    return rows.by_row() && rows.base == 0 && rows.row_stride == rows.length &&
+           rows.rows * rows.length == n && columns.base == 0 && columns.row_stride == 1 &&
+           columns.col_stride == rows.length && columns.rows == rows.length &&
+           columns.length == rows.rows;
   }
 
   // The largest grid that begins with row r; returns how many rows it has, at least 1.

@@ -54,8 +54,8 @@ class ReducedSystem {
 
   // The caller fills the first `count` of `active`, then calls `build` with a predicate that tells
   // which variables are free. Rows without a free variable are dropped, for they say nothing.
-  Span<std::int32_t> active;
-  Span<T> solution;  // (count,), written by `solve`
+  Span<std::int32_t> active;  // ascending
+  Span<T> solution;           // (count,), written by `solve`
   int count = 0;
 
   template <class Free>
@@ -190,9 +190,8 @@ class ReducedSystem {
   bool find_envelope() {
     for (int i = 0; i < count; ++i) first_[i] = last_[i] = i;
     for (int f = 0; f < num_free_; ++f) {
-      std::int32_t least = count;
-      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) least = std::min(least, row_[k]);
-      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k)
+      const std::int32_t least = row_[ptr_[f]];
+      for (int k = ptr_[f] + 1; k < ptr_[f + 1]; ++k)
         first_[row_[k]] = std::min(first_[row_[k]], least);
     }
     std::int64_t size = 0;
@@ -222,18 +221,18 @@ class ReducedSystem {
 
   void assemble() {
     fill(matrix_.first(size_), T(0));
+    for (int i = 0; i < count; ++i) matrix_row(i)[i] = diagonal_[i];
     for (int f = 0; f < num_free_; ++f) {
-      for (int a = ptr_[f]; a < ptr_[f + 1]; ++a) {
-        for (int b = ptr_[f]; b < ptr_[f + 1]; ++b) {
-          if (row_[b] <= row_[a]) matrix_row(row_[a])[row_[b]] += coef_[a] * coef_[b];
-        }
+      for (int a = ptr_[f] + 1; a < ptr_[f + 1]; ++a) {
+        T* row = matrix_row(row_[a]);
+        for (int b = ptr_[f]; b < a; ++b) row[row_[b]] += coef_[a] * coef_[b];
       }
     }
   }
 
-  // The factors L D L^T of the lower triangle, in place, column by column: what a column takes from
-  // the rest is sparse to begin with, like all that the rows of a matching take from its columns.
-  // On and above the diagonal L is not stored; D is in inverse_.
+  // The factors L D L^T of the lower triangle, in place, column by column. What the leading rows,
+  // which share nothing, take from the rest is sparse, like the rows of a matching from its
+  // columns. On and above the diagonal L is not stored; D is in inverse_.
   FACTORMAX_VECTOR void factorise() {
     T trace = 0;
     for (int i = 0; i < count; ++i) trace += diagonal_[i];
@@ -245,9 +244,8 @@ class ReducedSystem {
       matrix_row(i)[i] += shift;
       column[i] = 0;
     }
-    for (int j = 0; j < count; ++j) {
-      const T inverse = 1 / std::max(matrix_row(j)[j], shift / 2);
-      inverse_.data[j] = inverse;
+    for (int j = 0; j < lead_; ++j) {
+      const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
       int size = 0;
       for (int i = std::max(j + 1, lead_); i <= last[j]; ++i) {
         touched[size] = i;
@@ -265,6 +263,20 @@ class ReducedSystem {
         for (int k = begin; k <= i; ++k) row[k] -= entry * column[k];
       }
       for (int a = 0; a < size; ++a) column[touched[a]] = 0;
+    }
+    for (int j = lead_; j < count; ++j) {
+      const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+      for (int i = j + 1; i <= last[j]; ++i) {
+        column[i] = first[i] <= j ? matrix_row(i)[j] * inverse : T(0);
+      }
+      for (int i = j + 1; i <= last[j]; ++i) {
+        if (column[i] == 0) continue;
+        T* row = matrix_row(i);
+        const T entry = row[j];
+        row[j] = column[i];
+#pragma omp simd
+        for (int k = j + 1; k <= i; ++k) row[k] -= entry * column[k];
+      }
     }
   }
 

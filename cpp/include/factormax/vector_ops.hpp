@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "factormax/span.hpp"
 
@@ -57,6 +58,15 @@ FACTORMAX_INLINE T max_abs(Span<const T> a) {
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
+}
+
+// Whether there is no NaN and no infinity: times 0 they are NaN, and stay so in a sum.
+template <class T>
+FACTORMAX_VECTOR bool all_finite(const T* a, std::int64_t size) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < size; ++i) sum += a[i] * 0;
+  return sum == 0;
 }
 
 template <class T, class U>

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor
+from factormax.factors.base import ONE, Group, LinearFactor
 
 __all__ = ["AtMostOne"]
 
@@ -21,4 +19,4 @@ class AtMostOne(LinearFactor):
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
         """At most 1."""
-        return np.ones((1, 1))
+        return ONE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
+from factormax.arrays import Array, FloatArray, IndexArray, is_tracing, spread
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.scores import Scores
 from factormax.variable import Variable
@@ -27,6 +27,7 @@ __all__ = [
     "ABSENT",
     "EQUALITY",
     "INEQUALITY",
+    "ONE",
     "OR_OUT",
     "ROW",
     "BaseFactor",
@@ -40,8 +41,11 @@ ROW, OR_OUT = 0, 1  # BlockKind of the core
 
 BoolArray = npt.NDArray[np.bool_]
 
+ONE: FloatArray = np.ones((1, 1))  # the same for every factor of every instance
+ONE.setflags(write=False)
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class Group:
     """k factors of one kind over d literals each, for a batch of instances.
 
@@ -66,7 +70,7 @@ class Group:
         return np.asarray(d - 1 - np.argmax(self.present[..., ::-1], axis=-1))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RowBlocks:
     """k blocks of r sparse rows each, all blocks with the same row lengths."""
 
@@ -285,7 +289,7 @@ class LinearFactor(BaseFactor):
     @classmethod
     def coefficients(cls, group: Group) -> FloatArray:
         """`s`, broadcastable to `(1 | B, k, d)`."""
-        return np.ones((1, 1, 1))
+        return ONE[None]
 
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
@@ -299,7 +303,7 @@ class LinearFactor(BaseFactor):
         coef, c = cls.coefficients(group), cls.bound(group)
         sense = EQUALITY if cls.equality else INEQUALITY
         if group.whole:
-            coef = np.broadcast_to(coef, (coef.shape[0], k, d))
+            coef = spread(coef, (coef.shape[0], k, d))
             kind = np.full((1, k), sense, dtype=np.int8)
         else:
             coef = coef * group.present
@@ -307,7 +311,7 @@ class LinearFactor(BaseFactor):
         if group.negated.any():
             c = c - np.sum(coef * group.negated, axis=-1)
             coef = np.where(group.negated, -coef, coef)
-        rhs = np.broadcast_to(c, np.broadcast_shapes(c.shape, kind.shape))
+        rhs = spread(c, (max(len(c), len(kind)), k))
         return RowBlocks(
             lengths=np.array([d]),
             col=group.index[None],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor
+from factormax.factors.base import ONE, Group, LinearFactor
 
 __all__ = ["Xor"]
 
@@ -36,4 +34,4 @@ class Xor(LinearFactor):
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
         """Exactly 1."""
-        return np.ones((1, 1))
+        return ONE

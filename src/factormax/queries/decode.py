@@ -246,8 +246,7 @@ def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> 
     """The answers of a batch, as the fronts take them."""
     dtype = numbers.eta_u.dtype
     graph = compile_wiring(wiring)
-    scores = len(graph.pairs) + graph.oracles.num_scores
-    raw = RawSolution.empty(len(found), wiring.num_variables, scores, 0, dtype)
+    raw = RawSolution.empty(len(found), wiring.num_variables, graph.num_scores, 0, dtype)
     raw.var_side[...] = 0
     raw.primal_residual[...] = 0
     for i, d in enumerate(found):
