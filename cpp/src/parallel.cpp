@@ -133,7 +133,7 @@ class Pool {
     }
   }
 
-  static constexpr std::chrono::microseconds kLinger{200};
+  static constexpr std::chrono::microseconds kLinger{500};
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;

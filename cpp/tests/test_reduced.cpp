@@ -139,6 +139,33 @@ void test_matching(std::uint64_t seed) {
   }
 }
 
+// Leading rows that share nothing, and others that share several variables with them, some of which
+// cancel.
+template <class T>
+void test_leading_rows(std::uint64_t seed) {
+  Random random(seed);
+  for (const int lead : {1, 2, 7, 40}) {
+    for (const int others : {1, 2, 3, 8, 41}) {
+      test::current_case = "leading " + std::to_string(lead) + ", others " + std::to_string(others);
+      Graph<T> graph(4 * lead);
+      for (int r = 0; r < lead; ++r) {
+        graph.row({{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}}, T(1), T(1), RowKind::equality);
+      }
+      for (int r = 0; r < others; ++r) {
+        const int first = 4 * random.integer(0, lead - 1), second = 4 * random.integer(0, lead - 1);
+        std::vector<test::Literal> line{{first}, {first + 1, random.flip()}};
+        if (second != first) line.push_back({second + 2, random.flip()});
+        if (random.flip()) line.push_back({first + 3, random.flip()});
+        graph.row(line, T(1), T(1), RowKind::inequality);
+      }
+      graph.eta_u.assign(graph.n, T(0));
+      System<T> s(graph);
+      for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < 0.9;
+      check_system(s, random);
+    }
+  }
+}
+
 // Every row twice: half the eigenvalues are 0.
 template <class T>
 void test_repeated_rows(std::uint64_t seed) {
@@ -205,6 +232,7 @@ template <class T>
 void test_all(std::uint64_t seed) {
   test_random<T>(seed);
   test_matching<T>(seed);
+  test_leading_rows<T>(seed);
   test_repeated_rows<T>(seed);
   test_dropped_rows<T>(seed);
   test_inconsistent<T>(seed);

@@ -92,9 +92,10 @@ class ErrorSpread {
   T near_;
 };
 
+// What counts as clipped is exactly 0 or 1 in mu, so that value and gradient have one support.
 template <class T>
 FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
-                               const DualPoint<T>& at, T at_least, Span<T> error,
+                               const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
                                std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
   const auto lack = [&](int r) {  // of row r, as in the residual
@@ -118,18 +119,29 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     if (in_doubt) travel.spread(error);
   }
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
-  const auto side_of = [&](int j, T z) {
-    const T eta = p.eta.data[j], twice = 2 * error.data[j];
+  const auto value_of = [&](int j, T z) {
+    const T eta = p.eta.data[j], inside = at.mu.data[j], twice = 2 * error.data[j];
     const T margin =
         (twice < most ? twice : most) + 8 * eps * (std::fabs(eta) + std::fabs(eta - z));
-    return static_cast<std::int8_t>((z >= 1 - margin && z > margin) - (z <= margin));
+    const T raised = z >= 1 - margin ? T(1) : inside;
+    return z <= margin ? T(0) : raised;
+  };
+  const auto side_of = [](T value) {
+    return static_cast<std::int8_t>((value == 1) - (value == 0));
   };
   if (p.complete && !p.weighted()) {
 #pragma omp simd
-    for (int j = 0; j < p.n; ++j) var_side[j] = side_of(j, at.z.data[j]);
+    for (int j = 0; j < p.n; ++j) mu[j] = value_of(j, at.z.data[j]);
+#pragma omp simd
+    for (int j = 0; j < p.n; ++j) var_side[j] = side_of(mu[j]);
   } else {
-    std::fill(var_side, var_side + problem.num_vars, static_cast<std::int8_t>(Side::absent));
-    for (int j = 0; j < p.n; ++j) var_side[p.var[j]] = side_of(j, at.z[j] * p.give(j));
+    std::fill_n(var_side, problem.num_vars, static_cast<std::int8_t>(Side::absent));
+    std::fill_n(mu, problem.num_vars, T(0));
+    for (int j = 0; j < p.n; ++j) {
+      const int v = p.var[j];
+      mu[v] = value_of(j, at.z[j] * p.give(j));
+      var_side[v] = side_of(mu[v]);
+    }
   }
   if (problem.structured.count > 0) {  // on hubs their faces tell what is free
     for (int j = 0; j < p.n; ++j) {

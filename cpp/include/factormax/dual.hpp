@@ -135,15 +135,18 @@ FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span
   add_rows(p, T(-1), x.data, z.data, work.data);
 }
 
+template <class T>
+FACTORMAX_INLINE T clip_to_unit(T value) {
+  // Both comparisons are of the value itself: compilers make less of a chain.
+  const T above = value > 0 ? value : T(0);
+  return value < 1 ? above : T(1);
+}
+
 // mu = clip(z, 0, 1)
 template <class T>
 FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
 #pragma omp simd
-  for (int j = 0; j < z.size; ++j) {
-    // Both comparisons are of z itself: compilers make less of a chain.
-    const T above = z.data[j] > 0 ? z.data[j] : T(0);
-    mu.data[j] = z.data[j] < 1 ? above : T(1);
-  }
+  for (int j = 0; j < z.size; ++j) mu.data[j] = clip_to_unit(z.data[j]);
 }
 
 // g = b - A mu, from A mu in its place
@@ -176,20 +179,43 @@ FACTORMAX_INLINE void evaluate_cross(const Instance<T>& p, DualPoint<T>& at) {
     across[k] = columns.coef * x[columns.first + k] * scale[columns.first + k];
     column_sum[k] = 0;
   }
-  for (int i = 0; i < rows.rows; ++i) {
-    const T t = rows.coef * x[rows.first + i] * scale[rows.first + i];
+  const auto multiplier = [&](int i) {
+    return rows.coef * x[rows.first + i] * scale[rows.first + i];
+  };
+  int i = 0;
+  for (; i + 1 < rows.rows; i += 2) {  // two at a time, for both read the columns
+    const T t0 = multiplier(i), t1 = multiplier(i + 1);
+    const T *eta0 = p.eta.data + i * length, *eta1 = eta0 + length;
+    T *z0 = at.z.data + i * length, *z1 = z0 + length;
+    T *mu0 = at.mu.data + i * length, *mu1 = mu0 + length;
+    T sum0 = 0, sum1 = 0;
+#pragma omp simd reduction(+ : sum0, sum1)
+    for (int k = 0; k < length; ++k) {
+      const T c = across[k];
+      const T value0 = eta0[k] - t0 - c, value1 = eta1[k] - t1 - c;
+      const T m0 = clip_to_unit(value0), m1 = clip_to_unit(value1);
+      z0[k] = value0;
+      z1[k] = value1;
+      mu0[k] = m0;
+      mu1[k] = m1;
+      sum0 += m0;
+      sum1 += m1;
+      column_sum[k] += m0 + m1;
+    }
+    row_sum[i] = rows.coef * sum0;
+    row_sum[i + 1] = rows.coef * sum1;
+  }
+  for (; i < rows.rows; ++i) {
+    const T t = multiplier(i);
     const T* eta = p.eta.data + i * length;
     T *z = at.z.data + i * length, *mu = at.mu.data + i * length;
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int k = 0; k < length; ++k) {
-      const T value = eta[k] - t - across[k];
-      const T above = value > 0 ? value : T(0);
-      const T clipped = value < 1 ? above : T(1);
-      z[k] = value;
-      mu[k] = clipped;
-      sum += clipped;
-      column_sum[k] += clipped;
+      z[k] = eta[k] - t - across[k];
+      mu[k] = clip_to_unit(z[k]);
+      sum += mu[k];
+      column_sum[k] += mu[k];
     }
     row_sum[i] = rows.coef * sum;
   }

@@ -132,9 +132,11 @@ struct Instance {
     add_pairs(p, i);
     links = m;
     add_links(p.structured, p.num_rows + p.num_pairs);
-    longest_row = 1;
-    for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
-    if (!(shared && prepared_) || any_at_zero || left_out_) transpose();
+    if (!(shared && prepared_) || any_at_zero || left_out_) {
+      longest_row = 1;
+      for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
+      transpose();
+    }
     prepared_ = shared;
     left_out_ = any_at_zero;
   }

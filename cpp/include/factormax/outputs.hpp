@@ -79,28 +79,11 @@ void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t 
 }
 
 template <class T>
-FACTORMAX_VECTOR void write_solution(const Problem<T>& p, const Instance<T>& instance,
-                                     const StructuredFactors<T>& structured, const DualPoint<T>& at,
-                                     T error, Span<T> scratch, std::int64_t i,
-                                     const Outputs<T>& out) {
+void write_solution(const Problem<T>& p, const Instance<T>& instance,
+                    const StructuredFactors<T>& structured, const DualPoint<T>& at, T error,
+                    Span<T> scratch, std::int64_t i, const Outputs<T>& out) {
   T *mu = out.mu.at(i), *mu_v = out.mu_v.at(i), *tau = out.tau.at(i);
-  std::int8_t* side = out.var_side.at(i);
-  classify(p, instance, at, error, scratch, side, out.row_side.at(i));
-  // What counts as clipped is exactly 0 or 1, so that value and gradient have one support.
-  const auto value = [&](int j, std::int8_t where) {
-    const T bound = where == static_cast<std::int8_t>(Side::upper) ? T(1) : T(0);
-    return where == static_cast<std::int8_t>(Side::interior) ? at.mu.data[j] : bound;
-  };
-  if (instance.complete) {
-#pragma omp simd
-    for (int j = 0; j < instance.n; ++j) mu[j] = value(j, side[j]);
-  } else {
-    std::fill_n(mu, p.num_vars, T(0));
-    for (int j = 0; j < instance.n; ++j) {
-      const int v = instance.var[j];
-      mu[v] = value(j, side[v]);
-    }
-  }
+  classify(p, instance, at, error, scratch, mu, out.var_side.at(i), out.row_side.at(i));
   write_features(p, structured, mu_v);
   for (const StructuredFactor& factor : structured.all()) {
     if (!factor.present || factor.linked) continue;

@@ -40,8 +40,10 @@ class ReducedSystem {
     first_ = ws.take<std::int32_t>(rows);
     offset_ = ws.take<std::int32_t>(rows);
     last_ = ws.take<std::int32_t>(rows);
-    touched_ = ws.take<std::int32_t>(rows + 1);
+    lead_ptr_ = ws.take<std::int32_t>(rows + 1);
+    touched_ = ws.take<std::int32_t>(entries);
     column_ = ws.take<T>(rows);
+    next_column_ = ws.take<T>(rows);
     if (structured == nullptr) return;
     root_ = ws.take<T>(p.num_vars);
     hub_ptr_ = ws.take<std::int32_t>(rows + 1);
@@ -238,46 +240,82 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) trace += diagonal_[i];
     const T shift = ridge() * trace / std::max(count, 1);
     const std::int32_t *first = first_.data, *last = last_.data;
-    std::int32_t* touched = touched_.data;  // rows of the column that are not 0
-    T* column = column_.data;               // its entries there, 0 elsewhere
+    T* column = column_.data;  // 0 but for the rows that are touched
     for (int i = 0; i < count; ++i) {
       matrix_row(i)[i] += shift;
       column[i] = 0;
     }
+    find_touched();
     for (int j = 0; j < lead_; ++j) {
       const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
-      int size = 0;
-      for (int i = std::max(j + 1, lead_); i <= last[j]; ++i) {
-        touched[size] = i;
-        // Left of its first entry a row reads as the one before: no harm, and no branch.
-        size += (first[i] <= j) & (matrix_row(i)[j] != 0);
+      Span<std::int32_t> touched = {touched_.data + lead_ptr_.data[j], 0};
+      int begin = count;
+      for (int e = lead_ptr_.data[j]; e < lead_ptr_.data[j + 1]; ++e) {
+        const std::int32_t i = touched_.data[e];
+        const T entry = matrix_row(i)[j];
+        if (entry == 0 || column[i] != 0) continue;  // two variables may share two rows
+        column[i] = entry * inverse;
+        touched.data[touched.size++] = i;
+        begin = std::min(begin, static_cast<int>(i));
       }
-      for (int a = 0; a < size; ++a) column[touched[a]] = matrix_row(touched[a])[j] * inverse;
-      const int begin = touched[0];
-      for (int a = 0; a < size; ++a) {
-        const int i = touched[a];
+      for (const std::int32_t i : touched) {
         T* row = matrix_row(i);
         const T entry = row[j];
         row[j] = column[i];
 #pragma omp simd
         for (int k = begin; k <= i; ++k) row[k] -= entry * column[k];
       }
-      for (int a = 0; a < size; ++a) column[touched[a]] = 0;
+      for (const std::int32_t i : touched) column[i] = 0;
     }
-    for (int j = lead_; j < count; ++j) {
+    // The others, two columns at a time, for both change the same rows.
+    T* second = next_column_.data;
+    int j = lead_;
+    for (; j + 1 < count; j += 2) {
       const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
-      for (int i = j + 1; i <= last[j]; ++i) {
+      const int end = std::max(last[j], last[j + 1]);
+      for (int i = j + 1; i <= end; ++i) {
         column[i] = first[i] <= j ? matrix_row(i)[j] * inverse : T(0);
       }
-      for (int i = j + 1; i <= last[j]; ++i) {
-        if (column[i] == 0) continue;
+      const T across = column[j + 1];
+      if (across != 0) {  // the first changes the second, the diagonal with it
+        for (int i = j + 1; i <= end; ++i) {
+          if (first[i] <= j) matrix_row(i)[j + 1] -= matrix_row(i)[j] * across;
+        }
+        matrix_row(j + 1)[j] = across;
+      }
+      const T other = inverse_.data[j + 1] = 1 / std::max(matrix_row(j + 1)[j + 1], shift / 2);
+      for (int i = j + 2; i <= end; ++i) {
+        second[i] = first[i] <= j + 1 ? matrix_row(i)[j + 1] * other : T(0);
+      }
+      for (int i = j + 2; i <= end; ++i) {
+        if (first[i] > j + 1) continue;
         T* row = matrix_row(i);
-        const T entry = row[j];
-        row[j] = column[i];
+        const T entry = first[i] <= j ? row[j] : T(0), entry2 = row[j + 1];
+        if (first[i] <= j) row[j] = column[i];
+        row[j + 1] = second[i];
 #pragma omp simd
-        for (int k = j + 1; k <= i; ++k) row[k] -= entry * column[k];
+        for (int k = j + 2; k <= i; ++k) row[k] -= entry * column[k] + entry2 * second[k];
       }
     }
+    if (j < count) inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+  }
+
+  // The rows after the leading ones that each of those shares a variable with, in no order.
+  void find_touched() {
+    fill(lead_ptr_.first(lead_ + 1), 0);
+    if (lead_ == 0) return;
+    const auto each = [&](const auto& visit) {
+      for (int f = 0; f < num_free_; ++f) {
+        const std::int32_t j = row_[ptr_[f]];  // of its rows only the first can be a leading one
+        if (j >= lead_) continue;
+        for (int k = ptr_[f] + 1; k < ptr_[f + 1]; ++k) visit(j, row_[k]);
+      }
+    };
+    each([&](int j, int) { ++lead_ptr_[j + 1]; });
+    for (int j = 0; j < lead_; ++j) lead_ptr_[j + 1] += lead_ptr_[j];
+    each([&](int j, std::int32_t i) { touched_[lead_ptr_[j]++] = i; });
+    for (int j = lead_; j > 0; --j) lead_ptr_[j] = lead_ptr_[j - 1];
+    lead_ptr_[0] = 0;
   }
 
   FACTORMAX_VECTOR void ldl_solve(Span<T> b) const {
@@ -421,7 +459,7 @@ class ReducedSystem {
       offset_[i] = i * (i + 1) / 2;
       last_[i] = count - 1;
     }
-    lead_ = std::min(count, 1);
+    lead_ = 0;
     size_ = count * (count + 1) / 2;
     return true;
   }
@@ -548,8 +586,9 @@ class ReducedSystem {
   Span<std::int32_t> first_, last_;  // the envelope: where a row begins, and a column ends
   Span<std::int32_t> offset_;        // of a row's column 0 in matrix_, were it there
   int size_ = 0, lead_ = 0;          // entries of it; so many rows in front share no variable
-  Span<std::int32_t> touched_;       // while factorising: the rows of a column that are not 0,
-  Span<T> column_;                   // and the column
+  Span<std::int32_t> lead_ptr_;      // while factorising: where each leading row's begin among
+  Span<std::int32_t> touched_;       // the rows that it shares a variable with
+  Span<T> column_, next_column_;     // columns of L
 };
 
 }  // namespace factormax
