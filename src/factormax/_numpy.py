@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Solve", "solve"]
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Where a variable tensor lies in the flat arrays, and its shape."""
 
     start: int
@@ -408,30 +407,14 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         return out
 
     solution = Solution(
-        objective=raw.objective.reshape(task.batch_shape),
-        codes=raw.status.reshape(task.batch_shape),
-        passes=raw.iterations.reshape(task.batch_shape),
-        residuals=(
-            raw.primal_residual.reshape(task.batch_shape),
-            raw.dual_residual.reshape(task.batch_shape),
-        ),
-        multipliers=raw.tau,
+        raw.objective.reshape(task.batch_shape),
+        raw,
+        task.batch_shape,
+        options.query,
         differentiate=vjp,
-        **extras(raw, task.batch_shape, options),
     )
     engine.report_failures(raw, options.on_failure, solution)
     return solution
-
-
-def extras(raw: RawSolution, shape: tuple[int, ...], options: Options) -> dict[str, Any]:
-    """What a solution has besides, by the kind of query."""
-    found: dict[str, Any] = {"calls": raw.oracle_calls.reshape(shape)}
-    if options.linear:
-        found["bound"] = raw.upper_bound.reshape(shape)
-        found["whole"] = raw.integral.reshape(shape)
-    if raw.nodes is not None:
-        found["visited"] = raw.nodes.reshape(shape)
-    return found
 
 
 def own_oracles(structured: Sequence[StructuredFactor]) -> tuple[Any, ...]:

@@ -88,8 +88,8 @@ def parse_spec(spec: str) -> tuple[Entry, ...]:
 def num_dual(spec: str) -> int:
     """The number of multipliers: one a row, one a pair, one a variable of a linked factor."""
     return sum(
-        entry.d * entry.linked if entry.cls.structured else entry.cls.num_rows(entry.d) * entry.k
-        for entry in parse_spec(spec)
+        e.d * e.linked if e.cls.structured else len(e.cls.row_lengths(e.d)) * e.k
+        for e in parse_spec(spec)
     )
 
 
@@ -142,11 +142,11 @@ class Oracles:
             positions=tuple(position for position, _ in given),
             kind=np.array([e.oracle for e in chosen], dtype=np.int8),
             linked=np.array([e.linked for e in chosen], dtype=np.uint8),
-            var_ptr=_offsets([np.array([len(v)]) for _, v in given]),
+            var_ptr=_offsets([len(v) for _, v in given]),
             var=np.concatenate([none, *[v for _, v in given]]).astype(np.int32),
-            shape_ptr=_offsets([np.array([len(s)]) for s in shapes]),
+            shape_ptr=_offsets([len(s) for s in shapes]),
             shape=np.concatenate([none, *shapes]),
-            score_ptr=_offsets([np.array([e.num_scores]) for e in chosen]),
+            score_ptr=_offsets([e.num_scores for e in chosen]),
         )
 
     @property
@@ -225,15 +225,19 @@ class CompiledGraph:
         self._last: tuple[Any, Lowered] | None = None
         self._shared_params = not any("b" in e.flags for e in self.entries)
 
-        # Topology: what lowering gives for lengths does not depend on masks and parameters.
-        plain = [self._lower_bundle(b, None, None) for b in self.bundles]
-        self._plain = None if any(e.flags for e in self.entries) else plain
-        lengths = [spread(r.lengths, (r.col.shape[1], len(r.lengths))).reshape(-1) for r in plain]
-        rows = [np.full(r.col.shape[1], len(r.lengths)) for r in plain]
-        self.row_ptr = _offsets(lengths)
+        count = sum([len(b.index) for b in self.bundles])
+        rows = np.empty(count, dtype=np.int32)  # of each block
+        self.block_kind = np.empty(count, dtype=np.int8)
+        lengths, start = [], 0
+        for b in self.bundles:
+            k, d = b.index.shape
+            own = np.array(b.cls.row_lengths(d), dtype=np.int32)
+            lengths.append(spread(own, (k, len(own))).reshape(-1))
+            rows[start : start + k] = len(own)
+            self.block_kind[start : start + k] = b.cls.block_kind
+            start += k
+        self.row_ptr = _offsets(_rows(lengths) if lengths else rows)
         self.block_ptr = _offsets(rows)
-        kinds = [np.full(r.col.shape[1], r.block_kind, dtype=np.int8) for r in plain]
-        self.block_kind = np.concatenate([np.zeros(0, dtype=np.int8), *kinds])
         self.oracles = Oracles.of(self.entries, structured)
         self.block_isolated = self._isolated()
         o = self.oracles
@@ -278,18 +282,14 @@ class CompiledGraph:
         last = self._last
         if last is not None and key is not None and last[0] == key:
             return last[1]
-        if mask is None and self._plain is not None:  # nothing but topology
-            blocks = self._plain
-        else:
-            blocks = [
-                self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
-            ]
+        blocks = [
+            self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
+        ]
         lowered = Lowered(
             col=_join([r.col for r in blocks], np.int32),
             kind=_join([r.kind for r in blocks], np.int8),
             coef=_join([r.coef for r in blocks], dtype),
-            # A bound beyond all reason never binds, and must not become infinite.
-            rhs=_join([np.clip(r.rhs, -1e30, 1e30) for r in blocks], dtype),
+            rhs=_join([r.rhs for r in blocks], dtype),
         )
         if key is not None:
             self._last = (key, lowered)
@@ -335,6 +335,8 @@ class CompiledGraph:
 
     def _params_of(self, bundle: _Bundle, params: FloatArray, batch: int) -> list[FloatArray]:
         """The bundle's parameters, each `(1 | B, k)` or `(1 | B, k, d)`."""
+        if not bundle.cls.param_shapes:
+            return []
         offsets = self._param_offsets(batch)
         d = bundle.index.shape[1]
         collected = []
@@ -370,18 +372,17 @@ class CompiledGraph:
     def _lower_bundle(
         self,
         bundle: _Bundle,
-        params: list[FloatArray] | None,
+        params: list[FloatArray],
         mask: npt.NDArray[np.bool_] | None,
     ) -> RowBlocks:
         k, d = bundle.index.shape
-        if params is not None:
-            bundle.cls.check_params(tuple(params), d, bundle.cls.__name__)
-        else:  # only the topology is wanted
-            shapes = {"factor": (1, k), "literal": (1, k, d)}
-            params = [np.ones(shapes[s]) for s in bundle.cls.param_shapes]
+        bundle.cls.check_params(tuple(params), d, bundle.cls.__name__)
         present = np.ones((1, k, d), dtype=bool) if mask is None else mask[:, bundle.index]
         group = Group(bundle.index, bundle.negated, present, tuple(params), mask is None)
-        return bundle.cls.lower(group)
+        blocks = bundle.cls.lower(group)
+        if params:  # a bound beyond all reason never binds, and must not become infinite
+            blocks.rhs = np.clip(blocks.rhs, -1e30, 1e30)
+        return blocks
 
 
 def _rows(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -394,11 +395,11 @@ def _stack(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     return np.ascontiguousarray(np.concatenate(parts), dtype=dtype)
 
 
-def _offsets(lengths: list[IndexArray]) -> npt.NDArray[np.int32]:
+def _offsets(lengths: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """0, and the sums of the lengths up to each."""
-    ends = np.zeros(sum(map(len, lengths)) + 1, dtype=np.int32)
-    if lengths:
-        np.cumsum(np.concatenate(lengths), out=ends[1:])
+    given = np.asarray(lengths, dtype=np.int32)
+    ends = np.zeros(len(given) + 1, dtype=np.int32)
+    np.cumsum(given, out=ends[1:])
     return ends
 
 
@@ -406,11 +407,13 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArra
     """Concatenates `(1 | B, k, ...)` blocks to `(1 | B, total)`."""
     if not parts:
         return np.zeros((1, 0), dtype=dtype)
-    lead = max(p.shape[0] for p in parts)
+    lead = max([len(p) for p in parts])
+    if lead == 1:
+        flat = np.concatenate(parts, axis=None, dtype=dtype, casting="unsafe")
+        return flat.reshape(1, -1)
     same = [p if p.shape[0] == lead else spread(p, (lead, *p.shape[1:])) for p in parts]
-    flat = [p.reshape(lead, -1) for p in same]
-    joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
-    return np.ascontiguousarray(joined, dtype=dtype)
+    columns = [p.reshape(lead, -1) for p in same]
+    return np.ascontiguousarray(np.concatenate(columns, axis=1), dtype=dtype)
 
 
 _LARGEST_REMEMBERED = 200_000  # literals; larger graphs are remembered by their wiring alone

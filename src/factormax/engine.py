@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +58,15 @@ class Options:
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
     list_structures: bool = False  # never solve by rows, which find marginals without them
 
+    @property
+    def query(self) -> Literal["solve", "solve_map", "decode"]:
+        """Which method of `FactorGraph` asks."""
+        if self.search is not None:
+            return "decode"
+        return "solve_map" if self.linear else "solve"
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class Numbers:
     """The numbers of a batch of instances of one wiring."""
 

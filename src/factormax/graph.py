@@ -143,7 +143,7 @@ class FactorGraph:
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
-        if not is_tracing():
+        if factor.score_parts and not is_tracing():
             for part in factor.score_parts:
                 if is_tensor(part.given):
                     self._check_library(factor, part.given)

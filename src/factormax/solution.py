@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,11 +16,23 @@ if TYPE_CHECKING:
     from factormax.factors.base import BaseFactor
     from factormax.variable import Variable
 
-__all__ = ["Solution"]
+__all__ = ["Details", "Solution"]
 
 
 def _same(array: Any) -> Any:
     return array
+
+
+@dataclass(eq=False)
+class Details:
+    """What a solution tells of each instance, `(B,)`, and its multipliers, `(B, R)`."""
+
+    status: Array
+    iterations: Array
+    oracle_calls: Array
+    primal_residual: Array
+    dual_residual: Array
+    tau: Array
 
 
 @dataclass(eq=False, repr=False)
@@ -31,77 +43,80 @@ class Solution:
 
     Attributes:
         objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖²; differentiable.
-        multipliers: `(batch size, multipliers)`, what a warm start begins from.
     """
 
     objective: Array
-    codes: Array
-    passes: Array
-    residuals: tuple[Array, Array]
-    multipliers: Array
+    raw: Any  # a `RawSolution`, or `Details`
+    batch_shape: tuple[int, ...]
+    query: Literal["solve", "solve_map", "decode"] = "solve"
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
-    calls: Array | None = None
-    bound: Array | None = None
-    whole: Array | None = None
-    visited: Array | None = None
+
+    @property
+    def multipliers(self) -> Array:
+        """What a warm start begins from."""
+        return self.wrap(self.raw.tau)  # type: ignore[no-any-return]
 
     @property
     def converged(self) -> Array:
         """Whether each instance converged, `(*batch,)`."""
-        return self.wrap(self.codes) == Status.CONVERGED.code  # type: ignore[no-any-return]
+        return self._batch(self.raw.status) == Status.CONVERGED.code
 
     @property
     def iterations(self) -> Array:
         """Passes over the graph, `(*batch,)`."""
-        return self.wrap(self.passes)  # type: ignore[no-any-return]
+        return self._batch(self.raw.iterations)
 
     @property
     def oracle_calls(self) -> Array:
         """Calls of the structured factors' MAP oracles, `(*batch,)`; 0 if rows took their place."""
-        return self.wrap(self.calls)  # type: ignore[no-any-return]
+        return self._batch(self.raw.oracle_calls)
 
     @property
     def upper_bound(self) -> Array:
         """No structure scores more than this, `(*batch,)`; of `solve_map` and `decode`."""
-        return self._of_map("upper_bound", self.bound)
+        self._require("upper_bound", "solve_map", "decode")
+        return self._batch(self.raw.upper_bound)
 
     @property
     def integral(self) -> Array:
         """Whether the answer is a 0/1 structure, `(*batch,)`; of `solve_map` and `decode`."""
-        return self._of_map("integral", self.whole)
+        self._require("integral", "solve_map", "decode")
+        return self._batch(self.raw.integral)
 
     @property
     def optimal(self) -> Array:
         """Whether the answer of `decode` is proved to be the best structure, `(*batch,)`."""
-        self._of_map("optimal", self.visited)
+        self._require("optimal", "decode")
         return self.converged
 
     @property
     def nodes(self) -> Array:
         """How many relaxations `decode` solved, `(*batch,)`."""
-        return self._of_map("nodes", self.visited)
+        self._require("nodes", "decode")
+        return self._batch(self.raw.nodes)
 
-    def _of_map(self, word: str, array: Any) -> Array:
-        if array is None:
-            query = "decode" if word in ("optimal", "nodes") else "solve_map and decode"
-            raise GraphError(f"This solution has no {word}: that is of {query}.")
-        return self.wrap(array)  # type: ignore[no-any-return]
+    def _require(self, word: str, *queries: str) -> None:
+        if self.query not in queries:
+            raise GraphError(f"This solution has no {word}: that is of {' and '.join(queries)}.")
+
+    def _batch(self, array: Any) -> Array:
+        return self.wrap(array.reshape(self.batch_shape))  # type: ignore[no-any-return]
 
     @property
     def primal_residual(self) -> Array:
         """How far the constraints are from holding, `(*batch,)`."""
-        return self.wrap(self.residuals[0])  # type: ignore[no-any-return]
+        return self._batch(self.raw.primal_residual)
 
     @property
     def dual_residual(self) -> Array:
         """How far the last step moved ("admm"), or the projected gradient, `(*batch,)`."""
-        return self.wrap(self.residuals[1])  # type: ignore[no-any-return]
+        return self._batch(self.raw.dual_residual)
 
     @property
     def status(self) -> Any:
         """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice."""
-        codes = to_numpy(self.codes)
+        codes = to_numpy(self._batch(self.raw.status))
         if codes.ndim == 0:
             return Status.from_code(int(codes))
         statuses = np.empty(codes.shape, dtype=object)
@@ -110,8 +125,8 @@ class Solution:
         return statuses
 
     def __repr__(self) -> str:
-        codes, counts = np.unique(to_numpy(self.codes), return_counts=True)
-        passes = to_numpy(self.passes)
+        codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)
+        passes = to_numpy(self.iterations)
         most = int(passes.max()) if passes.size else 0
         if passes.ndim == 0:
             return f"<Solution: {self.status.name}, iterations: {most}>"

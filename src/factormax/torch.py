@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax._numpy import Solve, extras
+from factormax._numpy import Solve
 from factormax._torch_op import Request, as_numpy, refuse_second_derivative
 from factormax.arrays import is_tracing, to_numpy
 from factormax.compiled import Wiring, num_dual
@@ -27,7 +27,7 @@ from factormax.errors import GraphError
 from factormax.factors.scores import Scores
 from factormax.factors.structured import CALLBACK
 from factormax.queries.loss import Target, evaluate
-from factormax.solution import Solution
+from factormax.solution import Details, Solution
 from factormax.structures import Answer, Support
 
 if TYPE_CHECKING:
@@ -212,15 +212,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     *outputs, objective, task = apply(plan, *inputs)
     raw = task.raw
     _set_answer(graph, task, outputs, plan, inputs)
-    solution = Solution(
-        objective=objective,
-        codes=raw.status.reshape(shape),
-        passes=raw.iterations.reshape(shape),
-        residuals=(raw.primal_residual.reshape(shape), raw.dual_residual.reshape(shape)),
-        multipliers=torch.from_numpy(raw.tau),
-        wrap=torch.from_numpy,
-        **extras(raw, shape, options),
-    )
+    solution = Solution(objective, raw, shape, options.query, torch.from_numpy)
     engine.report_failures(raw, options.on_failure, solution)
     return solution
 
@@ -254,17 +246,15 @@ def _set_answer(
     """Keeps the values of variables and of factors, and how to get at the structures."""
     parts, structured = graph.score_parts(), graph.structured()
     first = len(graph.tensors)
-    find = Listing(task, plan, inputs)
-    wrap = partial(_wrap, plan.outputs[0])
-    answers = [
-        Answer(partial(find, i), task.batch_shape, f.variable_shape, wrap)
-        for i, f in enumerate(structured)
-    ]
-    graph.set_answer(
-        outputs[:first],
-        list(zip(parts, outputs[first:], strict=True)),
-        list(zip(structured, answers, strict=True)),
-    )
+    answers = []
+    if structured:
+        find = Listing(task, plan, inputs)
+        wrap = partial(_wrap, plan.outputs[0])
+        answers = [
+            (f, Answer(partial(find, i), task.batch_shape, f.variable_shape, wrap))
+            for i, f in enumerate(structured)
+        ]
+    graph.set_answer(outputs[:first], list(zip(parts, outputs[first:], strict=True)), answers)
 
 
 class Listing:
@@ -316,17 +306,15 @@ def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | N
         factor_values.append((part, _match_tensor(own, model)))
         start = stop
     graph.set_answer(values, factor_values, [(f, None) for f in structured])
-    return Solution(
-        objective=_match_tensor(objective.reshape(batch_shape), first),
-        codes=counts[1].reshape(batch_shape),
-        passes=counts[0].reshape(batch_shape),
-        residuals=(
-            residuals[0].detach().reshape(batch_shape),
-            residuals[1].detach().reshape(batch_shape),
-        ),
-        multipliers=tau.detach(),
-        calls=counts[2].reshape(batch_shape),
+    details = Details(
+        status=counts[1],
+        iterations=counts[0],
+        oracle_calls=counts[2],
+        primal_residual=residuals[0].detach(),
+        dual_residual=residuals[1].detach(),
+        tau=tau.detach(),
     )
+    return Solution(_match_tensor(objective.reshape(batch_shape), first), details, batch_shape)
 
 
 def _op_args(

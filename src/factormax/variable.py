@@ -59,6 +59,11 @@ class Variable:
         self.distinct = distinct  # surely no variable twice
 
     @property
+    def start(self) -> int:
+        """Where the whole tensor begins in the graph's list of variables."""
+        return self.graph.tensors[self.position].start
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape, without batch dimensions."""
         return tuple(self.index.shape)

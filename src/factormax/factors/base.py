@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -72,14 +73,12 @@ class Group:
 
 @dataclass(eq=False)
 class RowBlocks:
-    """k blocks of r sparse rows each, all blocks with the same row lengths."""
+    """k blocks of r sparse rows each, with the entries of `BaseFactor.row_lengths`."""
 
-    lengths: IndexArray  # (r,) entries of each row of a block
     col: IndexArray  # (1 | B, k, sum of lengths)
     coef: FloatArray  # (1 | B, k, sum of lengths)
     rhs: FloatArray  # (1 | B, k, r)
     kind: npt.NDArray[np.int8]  # (1 | B, k, r)
-    block_kind: int = ROW
 
 
 class BaseFactor:
@@ -96,6 +95,8 @@ class BaseFactor:
     registered: ClassVar[str] = "BaseFactor"
     #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
     param_shapes: ClassVar[tuple[str, ...]] = ()
+    #: What the rows of one factor are to the core.
+    block_kind: ClassVar[int] = ROW
     #: Whether it is a pair with a score: a soft row, which the core makes itself.
     soft: ClassVar[bool] = False
     #: Whether it has a MAP oracle instead of rows: see `factormax.factors.structured`.
@@ -158,22 +159,20 @@ class BaseFactor:
 
     def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
         """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
-        index = u.index
-        ndim = index.ndim
+        ndim = u.index.ndim
         axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-        whole = all(isinstance(a, (int, np.integer)) for a in axes)
-        if not whole or any(not -ndim <= a < ndim for a in axes):
-            raise ShapeError(
-                f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
-                f"batch dimensions aside."
-            )
-        last = [a % ndim for a in axes]
+        for a in axes:
+            if not isinstance(a, (int, np.integer)) or not -ndim <= a < ndim:
+                raise ShapeError(
+                    f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
+                    f"batch dimensions aside."
+                )
+        last = tuple([a % ndim for a in axes])
         if len(set(last)) != len(last):
             raise ShapeError(f"{self.kind} over {u.name}: axis={axis} names an axis twice.")
-        first = [a for a in range(ndim) if a not in last]
-        rows = math.prod([index.shape[a] for a in first])
-        size = math.prod([index.shape[a] for a in last])
-        return np.asarray(index.transpose(first + last).reshape(rows, size))
+        if u.keys or u.index.size > _REMEMBERED or is_tracing():
+            return _axes_last(u.index, last)
+        return _whole_axes_last(u.start, u.shape, last)
 
     def _check_distinct(self) -> None:
         if is_tracing():
@@ -247,14 +246,33 @@ class BaseFactor:
         """Raises unless the parameters of factors over d variables make sense."""
 
     @classmethod
-    def num_rows(cls, d: int) -> int:
-        """How many rows one factor over d variables has."""
-        return 1
+    def row_lengths(cls, d: int) -> list[int]:
+        """The number of entries of each row of one factor over d variables."""
+        return [d]
 
     @classmethod
     def lower(cls, group: Group) -> RowBlocks:
         """The rows of a group of such factors."""
         raise NotImplementedError
+
+
+_REMEMBERED = 4096  # variables, of a tensor whose index is
+
+
+def _axes_last(index: IndexArray, last: tuple[int, ...]) -> IndexArray:
+    """As `(k, d)`, with the axes `last` flattened to the second."""
+    first = [a for a in range(index.ndim) if a not in last]
+    rows = math.prod([index.shape[a] for a in first])
+    size = math.prod([index.shape[a] for a in last])
+    return np.asarray(index.transpose([*first, *last]).reshape(rows, size))
+
+
+@lru_cache(maxsize=256)
+def _whole_axes_last(start: int, shape: tuple[int, ...], last: tuple[int, ...]) -> IndexArray:
+    """The same of a whole tensor. Graphs are built again and again in training: remembered."""
+    index = _axes_last(np.arange(start, start + math.prod(shape)).reshape(shape), last)
+    index.setflags(write=False)
+    return index
 
 
 def repeated_variable(index: IndexArray) -> int | None:
@@ -313,7 +331,6 @@ class LinearFactor(BaseFactor):
             coef = np.where(group.negated, -coef, coef)
         rhs = spread(c, (max(len(c), len(kind)), k))
         return RowBlocks(
-            lengths=np.array([d]),
             col=group.index[None],
             coef=coef,
             rhs=rhs[..., None],

@@ -28,6 +28,8 @@ class OrOut(BaseFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
+    block_kind = OR_OUT
+
     def __init__(
         self,
         variables: Variable | Sequence[Variable],
@@ -36,9 +38,9 @@ class OrOut(BaseFactor):
         self._take(variables, axis)
 
     @classmethod
-    def num_rows(cls, d: int) -> int:
-        """One for each other, and one for their sum."""
-        return d
+    def row_lengths(cls, d: int) -> list[int]:
+        """One row for each other, and one for their sum."""
+        return [2] * (d - 1) + [d]
 
     @classmethod
     def lower(cls, group: Group) -> RowBlocks:
@@ -77,10 +79,8 @@ class OrOut(BaseFactor):
 
         rhs = np.concatenate([np.broadcast_to(pair_rhs, pair_here.shape), sum_rhs], axis=-1)
         return RowBlocks(
-            lengths=np.array([2] * (d - 1) + [d]),
             col=np.concatenate([pair_col.reshape(lead, k, 2 * (d - 1)), index], axis=-1),
             coef=np.concatenate([pair_coef.reshape(lead, k, 2 * (d - 1)), sum_coef], axis=-1),
             rhs=rhs,
             kind=np.concatenate([pair_kind, sum_kind], axis=-1).astype(np.int8),
-            block_kind=OR_OUT,
         )
