@@ -166,6 +166,32 @@ void test_leading_rows(std::uint64_t seed) {
   }
 }
 
+// Many rows over few variables: solved by way of the variables.
+template <class T>
+void test_few_variables(std::uint64_t seed) {
+  Random random(seed);
+  for (const int vars : {3, 12, 40, 60}) {
+    for (const double free : {1.0, 0.5}) {
+      test::current_case = "few variables, " + std::to_string(vars);
+      Graph<T> graph(vars);
+      for (int i = 0; i < vars; ++i) {
+        for (int j = 0; j < i; ++j) {
+          graph.row({{j, random.flip()}, {i}}, T(random.uniform(0.5, 2)), T(1),
+                    RowKind::inequality);
+        }
+      }
+      for (int r = 0; r < 70; ++r) {  // enough of them not to be factorised as they are
+        graph.row({{0, random.flip()}, {1}, {vars - 1, random.flip()}}, T(1), T(1),
+                  RowKind::equality);
+      }
+      graph.eta_u.assign(vars, T(0));
+      System<T> s(graph);
+      for (int j = 0; j < vars; ++j) s.free[j] = random.uniform() < free;
+      check_system(s, random);
+    }
+  }
+}
+
 // Every row twice: half the eigenvalues are 0.
 template <class T>
 void test_repeated_rows(std::uint64_t seed) {
@@ -233,6 +259,7 @@ void test_all(std::uint64_t seed) {
   test_random<T>(seed);
   test_matching<T>(seed);
   test_leading_rows<T>(seed);
+  test_few_variables<T>(seed);
   test_repeated_rows<T>(seed);
   test_dropped_rows<T>(seed);
   test_inconsistent<T>(seed);

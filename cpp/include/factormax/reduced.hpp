@@ -2,7 +2,8 @@
 // pass solve: I are the rows whose multiplier is strictly inside its bounds; J keeps the free
 // variables of the box, and is M Q M^T on a structured factor, docs/math.md (46).
 // Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain),
-// Jacobi-preconditioned conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
+// or by way of the free variables if those are few, docs/math.md (42a); Jacobi-preconditioned
+// conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
 #pragma once
 
 #include "factormax/structured/structured.hpp"
@@ -27,6 +28,7 @@ class ReducedSystem {
     solution = ws.take<T>(rows);
     position_ = ws.take<std::int32_t>(rows);
     var_ = ws.take<std::int32_t>(p.num_vars);
+    place_ = ws.take<std::int32_t>(p.num_vars);
     ptr_ = ws.take<std::int32_t>(p.num_vars + 1);
     row_ = ws.take<std::int32_t>(entries);
     coef_ = ws.take<T>(entries);
@@ -108,16 +110,19 @@ class ReducedSystem {
       diagonal_[row_[k]] += coef_[k] * coef_[k];
     }
     if (hubs) {
-      direct_ = full_envelope();
+      direct_ = full_envelope(count);
       if (!direct_) guess_diagonal();
     } else {
-      // With many more rows than free variables the matrix is singular, and conjugate gradients end
-      // after as many steps as there are variables.
       direct_ = (count <= kSmall || count <= 2 * num_free_) && find_envelope();
     }
     if (direct_) {
       assemble();
       if (hubs) add_structured();
+      factorise();
+    }
+    by_variables_ = !direct_ && !hubs && num_free_ < count && full_envelope(num_free_);
+    if (by_variables_) {
+      assemble_by_variables(p);
       factorise();
     }
   }
@@ -127,7 +132,7 @@ class ReducedSystem {
   T solve(Span<const T> rhs, T wanted) {
     if (count == 0) return 0;
     const T goal = wanted * max_abs(rhs.first(count));
-    if (direct_) {
+    if (direct_ || by_variables_) {
       const T residual = solve_dense(rhs, goal);
       if (residual <= goal) return residual;
       // A direct solution no better than 0 has only run off along the null space.
@@ -203,10 +208,25 @@ class ReducedSystem {
       if (size > matrix_.size) return false;
     }
     size_ = static_cast<int>(size);
+    order_ = count;
     lead_ = 0;
     while (lead_ < count && first_[lead_] == lead_) ++lead_;
     for (int i = 0; i < count; ++i) last_[first_[i]] = i;
     for (int i = 1; i < count; ++i) last_[i] = std::max(last_[i], last_[i - 1]);
+    return true;
+  }
+
+  // The same without zeros to count on.
+  bool full_envelope(int order) {
+    if (std::int64_t(order) * (order + 1) / 2 > matrix_.size || order > kDense) return false;
+    for (int i = 0; i < order; ++i) {
+      first_[i] = 0;
+      offset_[i] = i * (i + 1) / 2;
+      last_[i] = order - 1;
+    }
+    order_ = order;
+    lead_ = 0;
+    size_ = order * (order + 1) / 2;
     return true;
   }
 
@@ -232,16 +252,55 @@ class ReducedSystem {
     }
   }
 
+  // With many more rows than free variables, C = A_I J is tall: C C^T is large and singular, and
+  // what it is solved by is C^T C, docs/math.md (42a).
+  void assemble_by_variables(const Instance<T>& p) {
+    fill(matrix_.first(size_), T(0));
+    fill(place_.first(p.n), -1);
+    for (int f = 0; f < num_free_; ++f) place_[var_[f]] = f;
+    for (int i = 0; i < count; ++i) {
+      const int r = active[i];
+      const T square = p.scale[r] * p.scale[r];
+      for (int a = p.ptr[r]; a < p.ptr[r + 1]; ++a) {
+        const std::int32_t here = place_[p.col[a]];
+        if (here < 0) continue;
+        for (int b = p.ptr[r]; b <= a; ++b) {
+          const std::int32_t there = place_[p.col[b]];
+          if (there < 0) continue;
+          const T product = p.coef[a] * p.coef[b] * square;
+          matrix_row(std::max(here, there))[std::min(here, there)] += product;
+        }
+      }
+    }
+  }
+
+  // b = (C C^T)^+ b
+  void solve_by_variables(Span<T> b) {
+    const Span<T> w = direction_.first(num_free_);
+    for (int f = 0; f < num_free_; ++f) {
+      T sum = 0;
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * b[row_[k]];
+      w[f] = sum;
+    }
+    ldl_solve(w);
+    ldl_solve(w);
+    fill(b, T(0));
+    for (int f = 0; f < num_free_; ++f) {
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) b[row_[k]] += coef_[k] * w[f];
+    }
+  }
+
   // The factors L D L^T of the lower triangle, in place, column by column. What the leading rows,
   // which share nothing, take from the rest is sparse, like the rows of a matching from its
   // columns. On and above the diagonal L is not stored; D is in inverse_.
   FACTORMAX_VECTOR void factorise() {
+    const int order = order_;
     T trace = 0;
-    for (int i = 0; i < count; ++i) trace += diagonal_[i];
-    const T shift = ridge() * trace / std::max(count, 1);
+    for (int i = 0; i < order; ++i) trace += matrix_row(i)[i];
+    const T shift = ridge() * trace / std::max(order, 1);
     const std::int32_t *first = first_.data, *last = last_.data;
     T* column = column_.data;  // 0 but for the rows that are touched
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < order; ++i) {
       matrix_row(i)[i] += shift;
       column[i] = 0;
     }
@@ -249,7 +308,7 @@ class ReducedSystem {
     for (int j = 0; j < lead_; ++j) {
       const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
       Span<std::int32_t> touched = {touched_.data + lead_ptr_.data[j], 0};
-      int begin = count;
+      int begin = order;
       for (int e = lead_ptr_.data[j]; e < lead_ptr_.data[j + 1]; ++e) {
         const std::int32_t i = touched_.data[e];
         const T entry = matrix_row(i)[j];
@@ -270,7 +329,7 @@ class ReducedSystem {
     // The others, two columns at a time, for both change the same rows.
     T* second = next_column_.data;
     int j = lead_;
-    for (; j + 1 < count; j += 2) {
+    for (; j + 1 < order; j += 2) {
       const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
       const int end = std::max(last[j], last[j + 1]);
       for (int i = j + 1; i <= end; ++i) {
@@ -297,7 +356,7 @@ class ReducedSystem {
         for (int k = j + 2; k <= i; ++k) row[k] -= entry * column[k] + entry2 * second[k];
       }
     }
-    if (j < count) inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+    if (j < order) inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
   }
 
   // The rows after the leading ones that each of those shares a variable with, in no order.
@@ -319,15 +378,16 @@ class ReducedSystem {
   }
 
   FACTORMAX_VECTOR void ldl_solve(Span<T> b) const {
-    for (int i = lead_; i < count; ++i) {
+    const int order = order_;
+    for (int i = lead_; i < order; ++i) {
       const T* row = matrix_row(i);
       T sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int k = first_[i]; k < i; ++k) sum += row[k] * b.data[k];
       b[i] -= sum;
     }
-    for (int i = 0; i < count; ++i) b[i] *= inverse_[i];
-    for (int i = count - 1; i >= lead_; --i) {
+    for (int i = 0; i < order; ++i) b[i] *= inverse_[i];
+    for (int i = order - 1; i >= lead_; --i) {
       const T* row = matrix_row(i);
       const int first = first_[i];
       axpy(-b[i], Span<const T>{row + first, i - first}, Span<T>{b.data + first, i - first});
@@ -340,7 +400,11 @@ class ReducedSystem {
     fill(solution.first(count), T(0));
     T size = 0;
     for (int refinement = 0; refinement < 3; ++refinement) {
-      ldl_solve(residual);
+      if (by_variables_) {
+        solve_by_variables(residual);
+      } else {
+        ldl_solve(residual);
+      }
       axpy(T(1), Span<const T>(residual), solution.first(count));
       apply(solution.first(count), product_.first(count));
       T sum = 0;
@@ -452,18 +516,6 @@ class ReducedSystem {
     }
   }
 
-  bool full_envelope() {
-    if (std::int64_t(count) * (count + 1) / 2 > matrix_.size || count > kDense) return false;
-    for (int i = 0; i < count; ++i) {
-      first_[i] = 0;
-      offset_[i] = i * (i + 1) / 2;
-      last_[i] = count - 1;
-    }
-    lead_ = 0;
-    size_ = count * (count + 1) / 2;
-    return true;
-  }
-
   // The diagonal is only a preconditioner where the matrix is not formed.
   void guess_diagonal() {
     for (int i = 0; i < count; ++i) {
@@ -556,7 +608,7 @@ class ReducedSystem {
     }
     if (kept == count) return;
     count = kept;
-    full_envelope();
+    full_envelope(count);
     for (int k = 0; k < ptr_[num_free_]; ++k) row_[k] = place[row_[k]];  // none of these is rigid
   }
 
@@ -577,15 +629,17 @@ class ReducedSystem {
   Span<std::int32_t> touching_;
   Span<double> half_;
 
-  bool direct_ = true;
+  bool direct_ = true, by_variables_ = false;
   int num_free_ = 0;
   Span<std::int32_t> position_;         // of a row among the active ones, -1: not active
   Span<std::int32_t> var_, ptr_, row_;  // A_I J by columns: free variables, their entries
+  Span<std::int32_t> place_;            // of a variable among the free ones, if solved by those
   Span<T> coef_;
   Span<T> residual_, direction_, product_, best_, diagonal_, matrix_, inverse_;
   Span<std::int32_t> first_, last_;  // the envelope: where a row begins, and a column ends
   Span<std::int32_t> offset_;        // of a row's column 0 in matrix_, were it there
-  int size_ = 0, lead_ = 0;          // entries of it; so many rows in front share no variable
+  int order_ = 0, size_ = 0;         // of the matrix: its rows, its entries
+  int lead_ = 0;                     // so many rows in front share no variable
   Span<std::int32_t> lead_ptr_;      // while factorising: where each leading row's begin among
   Span<std::int32_t> touched_;       // the rows that it shares a variable with
   Span<T> column_, next_column_;     // columns of L
