@@ -17,6 +17,7 @@ import factormax as fm
 from benchmarks.exact import matching_qp, mrf_qp
 from benchmarks.timing import interleaved, table
 from factormax import compiled, engine
+from factormax.factors import base
 
 Section = tuple[str, dict[str, Any]]
 
@@ -81,10 +82,10 @@ def matching(quick: bool) -> Section:
     """Forward and backward of LP-matching 20x20, batch of 64 and single."""
     n, batch = 20, 64
     torch.manual_seed(0)
-    scores = torch.randn(batch, n, n, dtype=torch.float64, requires_grad=True)
     grad = torch.randn(batch, n, n, dtype=torch.float64)
+    batches = [torch.randn_like(grad).requires_grad_() for _ in range(4)]
+    scores = batches[0]
     singles = [s.detach().clone().requires_grad_() for s in scores]
-    turn = itertools.cycle(zip(singles, grad, strict=True))
     value = factormax_matching(scores, grad).detach().numpy()
     ours_grad = scores.grad.clone()
     exact = np.stack([matching_qp(s) for s in scores.detach().numpy()])
@@ -107,11 +108,13 @@ def matching(quick: bool) -> Section:
         ("batch of 64", {"factormax": 30}),
         ("single, graph building included", {"factormax": 64, **dict.fromkeys(layers, 8)}),
     ):
-        whole = what == "batch of 64"
-        contestants: dict[str, Callable[[], object]] = {
-            name: (lambda r=run: r(scores, grad)) if whole else (lambda r=run: r(*next(turn)))
-            for name, run in runs.items()
-        }
+        pairs = [(b, grad) for b in batches]
+        if what != "batch of 64":
+            pairs = list(zip(singles, grad, strict=True))
+        contestants: dict[str, Callable[[], object]] = {}
+        for name, run in runs.items():
+            turn = itertools.cycle(pairs)  # other scores at each call
+            contestants[name] = lambda run=run, turn=turn: run(*next(turn))
         times = interleaved(contestants, few, in_a_row=calls)
         ms[what] = {name: 1e3 * t for name, t in times.items()}
     rows: list[list[object]] = []
@@ -279,7 +282,11 @@ def building(quick: bool) -> Section:
 
     fg, _ = build_matching(scores)
     repeats = 30 if quick else 100
-    forget = compiled._compile.cache_clear
+
+    def forget() -> None:
+        for remembered in (compiled._compile, compiled.parse_spec, base._whole_axes_last):
+            remembered.cache_clear()
+
     first = {"build, compile": build, "with the rows": build_and_lower}
     times = interleaved(first, repeats, warmup=5, before=forget)
     times |= interleaved({"build again": build}, repeats, warmup=5)

@@ -21,8 +21,8 @@ def interleaved(
         repeats: turns.
         warmup: calls of each, before the first turn.
         before: called before each call, untimed.
-        in_a_row: calls in each turn, 1 by default. A short call that follows a long one finds the
-            caches cold and threads of others still spinning; in training it follows itself.
+        in_a_row: calls back to back in each turn, 1 by default. A short call right after a long one
+            of another contestant would find its caches cold, and threads of theirs still spinning.
     """
     for run in contestants.values():
         for _ in range(warmup):

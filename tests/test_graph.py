@@ -402,3 +402,29 @@ def test_graphs_are_copied_and_pickled():
     for again in (copy.deepcopy(fg), pickle.loads(pickle.dumps(fg))):
         again.solve()
         np.testing.assert_array_equal(again.tensors[0].variable.value, u.value)
+
+
+def test_an_empty_batch_has_empty_answers() -> None:
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.zeros((0, 4)), mask=np.zeros((0, 4), bool))
+    fg.add(fm.Budget(u, np.zeros(0)))
+    fg.add(fm.OrOut(u))
+    solution = fg.solve(on_failure="raise")
+    assert u.value.shape == (0, 4)
+    assert solution.converged.shape == (0,)
+    assert solution.vjp({u: np.zeros((0, 4))})[u].shape == (0, 4)
+
+
+def test_a_mask_that_masks_nothing_is_none() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((3, 4, 5))
+    answers = []
+    for mask in (None, np.ones((3, 4, 5), bool)):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores, mask=mask)
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        solution = fg.solve()
+        assert solution.raw.mask is None  # nothing is laid out for each instance
+        answers.append((u.value, solution.vjp({u: scores})[u]))
+    np.testing.assert_array_equal(answers[0], answers[1])

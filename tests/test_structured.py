@@ -730,3 +730,19 @@ def test_a_limit_of_oracle_calls_is_kept():
     with pytest.warns(fm.NotConvergedWarning):
         solution = fg.solve(max_inner_iter=2)
     assert not solution.converged
+
+
+@pytest.mark.parametrize(("dtype", "cost"), [(np.float32, 5e-4), (np.float64, 5e-7)])
+def test_a_row_that_moves_only_by_a_small_coefficient(dtype: type, cost: float) -> None:
+    # The knapsack holds b[0] at 0.6 beside a chain that does not move.
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([[0.3 / cost, 0], [0, 0.3 / cost]], dtype))
+    b = fg.variable_from(np.array([0.7, 0.8, 0.9], dtype))
+    fg.add(fm.Sequence(u, np.zeros((2, 2), dtype)))
+    fg.add(fm.Knapsack([u[0, :1], b[:1]], [1, cost], 1 + 0.6 * cost))
+    fg.add(fm.AtMostOne(b[1:]))
+    solution = fg.solve(tol=1e-12, on_failure="ignore")
+    tol = 1e-3 if dtype == np.float32 else 1e-6  # what the precision leaves of so small a row
+    np.testing.assert_allclose(b.value[0], 0.6, atol=tol)
+    grad = solution.vjp({b: np.array([1, 0, 0], dtype)})[b]
+    np.testing.assert_allclose(grad, [0, 0, 0], atol=tol)

@@ -53,6 +53,8 @@ inline void pause() {
 }
 
 class Pool {
+  using clock = std::chrono::steady_clock;
+
  public:
   void run(Job& job, const std::function<void()>& idle) {
     const bool one = job.helpers == 1;
@@ -96,6 +98,7 @@ class Pool {
   }
 
   void work() {
+    clock::time_point awake_until = clock::now();
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       Job* job = nullptr;
@@ -107,9 +110,11 @@ class Pool {
       }
       if (job == nullptr) {
         const std::uint64_t seen = posted_.load(std::memory_order_relaxed);
-        lock.unlock();
-        linger(seen);
-        lock.lock();
+        if (clock::now() < awake_until) {
+          lock.unlock();
+          linger(seen, awake_until);
+          lock.lock();
+        }
         if (posted_.load(std::memory_order_relaxed) == seen) wake_.wait(lock);
         continue;
       }
@@ -117,16 +122,15 @@ class Pool {
       ++job->working;
       lock.unlock();
       job->run(false);
+      awake_until = clock::now() + kLinger;
       lock.lock();
       if (--job->working == 0) done_.notify_all();
     }
   }
 
-  // A batch is often followed by another, and a thread that sleeps takes long to wake. It yields:
-  // whoever else has work goes first.
-  void linger(std::uint64_t seen) const {
-    using clock = std::chrono::steady_clock;
-    const clock::time_point end = clock::now() + kLinger;
+  // A batch is often followed by another, and a thread that sleeps takes long to wake. So one that
+  // has just worked waits awake for the next job. It yields: whoever else has work goes first.
+  void linger(std::uint64_t seen, clock::time_point end) const {
     while (posted_.load(std::memory_order_relaxed) == seen && clock::now() < end) {
       for (int spin = 0; spin < 16; ++spin) pause();
       std::this_thread::yield();

@@ -236,7 +236,7 @@ class CompiledGraph:
             rows[start : start + k] = len(own)
             self.block_kind[start : start + k] = b.cls.block_kind
             start += k
-        self.row_ptr = _offsets(_rows(lengths) if lengths else rows)
+        self.row_ptr = _offsets(np.concatenate([*lengths, np.zeros(0, dtype=np.int32)]))
         self.block_ptr = _offsets(rows)
         self.oracles = Oracles.of(self.entries, structured)
         self.block_isolated = self._isolated()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from factormax import _core as _typed_core
 from factormax.arrays import FloatArray
 from factormax.checks import all_finite
-from factormax.compiled import CompiledGraph, Wiring, compile_wiring
+from factormax.compiled import Wiring, compile_wiring
 from factormax.errors import GraphError, InfeasibleError, NotConvergedError, NotConvergedWarning
 from factormax.rendezvous import Rendezvous
 from factormax.status import Status
@@ -122,14 +122,12 @@ class RawSolution:
 
     def outputs(self) -> list[npt.NDArray[Any]]:
         """The arrays that the core fills, in its order."""
-        *arrays, integral, _, _, _ = self.__dict__.values()
-        return [*arrays, integral.view(np.uint8)]
+        return [getattr(self, name) for name in _FILLED] + [self.integral.view(np.uint8)]
 
     @classmethod
     def joined(cls, parts: list[RawSolution]) -> RawSolution:
         """Of a batch whose instances were solved apart."""
-        others = ("structures", "nodes", "mask")
-        names = [name for name in parts[0].__dict__ if name not in others]
+        names = (*_FILLED, "integral")
         arrays: Any = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
         masks: Any = [p.mask for p in parts]
         return cls(
@@ -157,19 +155,36 @@ class RawSolution:
         return raw
 
 
+#: The arrays of a `RawSolution` that the core fills, in its order; `integral`, as bytes, is last.
+_FILLED = (
+    "mu",
+    "mu_v",
+    "tau",
+    "var_side",
+    "row_side",
+    "objective",
+    "primal_residual",
+    "dual_residual",
+    "iterations",
+    "status",
+    "oracle_calls",
+    "upper_bound",
+)
+
+
 def _structure(
     wiring: Wiring,
     eta_u: FloatArray,
     eta_v: FloatArray,
     params: FloatArray,
     mask: npt.NDArray[np.bool_] | None,
-) -> tuple[CompiledGraph, tuple[Any, ...]]:
-    """The compiled graph, and the leading arguments of every function of the core."""
+) -> tuple[Any, ...]:
+    """The leading arguments of every function of the core."""
     graph = compile_wiring(wiring)
     if mask is not None:
         mask = np.ascontiguousarray(mask)
     lowered = graph.lower(params, mask, eta_u.shape[0], eta_u.dtype)
-    return graph, (
+    return (
         graph.core,
         lowered.col,
         lowered.coef,
@@ -190,6 +205,8 @@ def solve(
     if not all_finite(numbers.eta_u):  # -inf takes the variable out, like a mask
         here = numbers.eta_u != -np.inf
         mask = here if mask is None else mask & here
+    if mask is not None and mask.all():  # rows that no instance changes are laid out once
+        mask = None
     if len(numbers.eta_u) > 1 and any(hasattr(o, "map_batch") for o in numbers.oracles):
         return _solve_together(wiring, replace(numbers, mask=mask), options, warm)
     callbacks = [None if o is None else o.callback() for o in numbers.oracles] or None
@@ -212,13 +229,14 @@ def _solve_with(
         raw = _solve_with(wiring, wide, mask, options, warm, callbacks)
         narrow = {name: getattr(raw, name).astype(np.float32) for name in ("mu", "mu_v", "tau")}
         return replace(raw, **narrow)
-    graph, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
+    graph = compile_wiring(wiring)
     batch, n = numbers.eta_u.shape
     dtype = numbers.eta_u.dtype
     raw = RawSolution.empty(batch, n, graph.num_scores, graph.num_dual, dtype)
     raw.mask = mask
     if batch == 0:
         return raw
+    structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, mask)
     fault = np.zeros(2, np.int32)  # the structured factor whose oracle is wrong, and how
     found = _core.solve(
         *structure,
@@ -290,7 +308,7 @@ def _solve_together(
 
 def working_memory(wiring: Wiring, numbers: Numbers, method: str = "auto") -> int:
     """The bytes that each thread works in, besides the inputs and outputs."""
-    _, structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, numbers.mask)
+    structure = _structure(wiring, numbers.eta_u, numbers.eta_v, numbers.params, numbers.mask)
     return int(_core.workspace_bytes(*structure, METHODS[method]))
 
 
@@ -309,8 +327,6 @@ def vjp(
 
     grad_prob: of the probabilities of the structures, in the core's order.
     """
-    # The scores themselves are not needed: their place is taken by mu.
-    _, structure = _structure(wiring, raw.mu, eta_v, params, raw.mask)
     batch, n = raw.mu.shape
     dtype = raw.mu.dtype
     grad_eta_u = np.empty((batch, n), dtype)
@@ -318,7 +334,8 @@ def vjp(
     if batch > 0:
         residual = np.empty(batch)
         worst = _core.vjp(
-            *structure,
+            # The scores themselves are not needed: their place is taken by mu.
+            *_structure(wiring, raw.mu, eta_v, params, raw.mask),
             _dense(grad_mu, raw.mu),
             _dense(grad_mu_v, raw.mu_v),
             raw.var_side,

@@ -46,7 +46,7 @@ class Solution:
     """
 
     objective: Array
-    raw: Any  # a `RawSolution`, or `Details`
+    raw: Any  # a `RawSolution`, which lives as long as this, or `Details`
     batch_shape: tuple[int, ...]
     query: Literal["solve", "solve_map", "decode"] = "solve"
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
@@ -54,7 +54,7 @@ class Solution:
 
     @property
     def multipliers(self) -> Array:
-        """What a warm start begins from."""
+        """What a warm start begins from, `(batch size, multipliers)`."""
         return self.wrap(self.raw.tau)  # type: ignore[no-any-return]
 
     @property

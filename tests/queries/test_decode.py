@@ -212,6 +212,22 @@ def test_a_tight_relaxation_takes_one_node():
         assert assert_decodes(of_rows(Problem(rng.normal(size=9), tuple(terms)))).nodes == 1
 
 
+def test_ties_are_shaken_apart():
+    rng = np.random.default_rng(0)
+    cost = rng.integers(1, 4, (40, 40)).astype(float)  # very many best assignments
+    fg = fm.FactorGraph()
+    u = fg.variable_from(-cost)
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    relaxed = fg.solve_map()
+    assert not relaxed.integral  # a mixture of them
+    solution = fg.decode()
+    assert solution.optimal
+    assert solution.nodes <= 3
+    assert float(solution.objective) == pytest.approx(float(relaxed.upper_bound), abs=1e-3)
+    assert set(np.unique(u.value)) <= {0, 1}
+
+
 @pytest.mark.usefixtures("way")
 def test_large_and_sparse():
     """A grid that is too large to enumerate: a chain of columns decodes it."""

@@ -10,17 +10,6 @@
 
 namespace factormax {
 
-// Sides of variables and rows at the solution. In doubt a variable is clipped and a row is tight,
-// which gives the derivative wherever there is one, docs/math.md (40). The margin is there because
-// at a 0/1 solution the multipliers are not unique, and a solver may stop just at the edge of their
-// set, where a variable looks free by no more than its error.
-//
-// The error is local: what a row lacks is spread over its free variables, and z is the rounded
-// difference of the score and of what the multipliers take. `at_least` is what the solver knows of
-// its own error besides; error: (n,) is scratch. Where something stands as close to its bound as
-// that error may have travelled, it does travel: see `ErrorSpread`. An error that is negligible is
-// not followed: all variables are given the largest.
-
 // What a row lacks also moves the free variables of the rows that it shares some with, and so on.
 template <class T>
 class ErrorSpread {
@@ -92,7 +81,17 @@ class ErrorSpread {
   T near_;
 };
 
-// What counts as clipped is exactly 0 or 1 in mu, so that value and gradient have one support.
+// Sides of variables and rows at the solution, and the marginals: what counts as clipped is exactly
+// 0 or 1 there, so that value and gradient have one support. In doubt a variable is clipped and a
+// row is tight, which gives the derivative wherever there is one, docs/math.md (40). The margin is
+// there because at a 0/1 solution the multipliers are not unique, and a solver may stop just at the
+// edge of their set, where a variable looks free by no more than its error.
+//
+// The error is local: what a row lacks is spread over its free variables, and z is the rounded
+// difference of the score and of what the multipliers take. `at_least` is what the solver knows of
+// its own error besides; error: (n,) is scratch. Where something stands as close to its bound as
+// that error may have travelled, it does travel: see `ErrorSpread`. An error that is negligible is
+// not followed: all variables are given the largest.
 template <class T>
 FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
@@ -114,7 +113,8 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   fill(error.first(p.n), negligible ? bound : at_least);
   if (!negligible) {
     for (int r = 0; r < p.m; ++r) {
-      if (lack(r) > eps) travel.share(r, lack(r), error);
+      const T missing = lack(r);
+      if (missing > eps) travel.share(r, missing, error);
     }
     if (in_doubt) travel.spread(error);
   }

@@ -205,7 +205,7 @@ FACTORMAX_INLINE void evaluate_cross(const Instance<T>& p, DualPoint<T>& at) {
     row_sum[i] = rows.coef * sum0;
     row_sum[i + 1] = rows.coef * sum1;
   }
-  for (; i < rows.rows; ++i) {
+  if (i < rows.rows) {
     const T t = multiplier(i);
     const T* eta = p.eta.data + i * length;
     T *z = at.z.data + i * length, *mu = at.mu.data + i * length;

@@ -299,7 +299,7 @@ class ReducedSystem {
     for (int i = 0; i < order; ++i) trace += matrix_row(i)[i];
     const T shift = ridge() * trace / std::max(order, 1);
     const std::int32_t *first = first_.data, *last = last_.data;
-    T* column = column_.data;  // 0 but for the rows that are touched
+    T* column = column_.data;  // of a leading row: 0 but for the rows that it touches
     for (int i = 0; i < order; ++i) {
       matrix_row(i)[i] += shift;
       column[i] = 0;
@@ -590,9 +590,12 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) largest = std::max(largest, diagonal_[i]);
     const T least = largest * (std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-6));
     const Span<std::int32_t> place = touching_;
+    fill(place.first(count), 0);
+    for (int k = 0; k < ptr_[num_free_]; ++k)
+      place[row_[k]] = 1;  // moved by the box, if only little
     int kept = 0;
     for (int i = 0; i < count; ++i) {
-      const bool rigid = diagonal_[i] <= least;
+      const bool rigid = place[i] == 0 && diagonal_[i] <= least;
       place[i] = rigid ? -1 : kept;
       position_[active[i]] = place[i];
       if (rigid) continue;
@@ -609,7 +612,7 @@ class ReducedSystem {
     if (kept == count) return;
     count = kept;
     full_envelope(count);
-    for (int k = 0; k < ptr_[num_free_]; ++k) row_[k] = place[row_[k]];  // none of these is rigid
+    for (int k = 0; k < ptr_[num_free_]; ++k) row_[k] = place[row_[k]];
   }
 
   // The entries in hubs of the i-th active row, when it becomes the `to`-th.

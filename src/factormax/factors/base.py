@@ -311,7 +311,7 @@ class LinearFactor(BaseFactor):
 
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
-        """`c`, broadcastable to `(1 | B, k)`."""
+        """`c`, `(1 | B, 1 | k)`."""
         raise NotImplementedError
 
     @classmethod
