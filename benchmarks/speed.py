@@ -281,16 +281,20 @@ def building(quick: bool) -> Section:
         build().lower(np.zeros(0), None, len(scores), np.dtype(np.float64))
 
     fg, _ = build_matching(scores)
-    repeats = 30 if quick else 100
+    turns = 3 if quick else 10
 
     def forget() -> None:
         for remembered in (compiled._compile, compiled.parse_spec, base._whole_axes_last):
             remembered.cache_clear()
 
-    first = {"build, compile": build, "with the rows": build_and_lower}
-    times = interleaved(first, repeats, warmup=5, before=forget)
-    times |= interleaved({"build again": build}, repeats, warmup=5)
-    times |= interleaved({"solve": fg.solve}, repeats, warmup=5)
+    contestants: dict[str, Callable[[], object]] = {
+        "build, compile": build,
+        "with the rows": build_and_lower,
+        "build again": build,
+        "solve": fg.solve,
+    }
+    first = dict.fromkeys(("build, compile", "with the rows"), forget)
+    times = interleaved(contestants, turns, before=first, in_a_row=dict.fromkeys(contestants, 10))
     us = {k: 1e6 * v for k, v in times.items()}
     share, rows, again = (us[k] / us["solve"] for k in us if k != "solve")
     text = table("Building, batch of 64 LP-matchings 20x20 (µs)", list(us), [list(us.values())])

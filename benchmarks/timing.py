@@ -11,7 +11,7 @@ def interleaved(
     contestants: dict[str, Callable[[], object]],
     repeats: int,
     warmup: int = 1,
-    before: Callable[[], object] = lambda: None,
+    before: dict[str, Callable[[], object]] | None = None,
     in_a_row: dict[str, int] | None = None,
 ) -> dict[str, float]:
     """The median seconds of each contestant, all measured in turns.
@@ -20,19 +20,19 @@ def interleaved(
         contestants: by name.
         repeats: turns.
         warmup: calls of each, before the first turn.
-        before: called before each call, untimed.
+        before: what comes before each call of some, untimed.
         in_a_row: calls back to back in each turn, 1 by default. A short call right after a long one
             of another contestant would find its caches cold, and threads of theirs still spinning.
     """
     for run in contestants.values():
         for _ in range(warmup):
-            before()
             run()
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
             for _ in range((in_a_row or {}).get(name, 1)):
-                before()
+                if before and name in before:
+                    before[name]()
                 start = time.perf_counter()
                 run()
                 times[name].append(time.perf_counter() - start)

@@ -48,7 +48,7 @@ class Wiring:
         return replace(self, spec=";".join(entries), compiled=None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Entry:
     """One factor of a spec."""
 
@@ -225,21 +225,9 @@ class CompiledGraph:
         self._last: tuple[Any, Lowered] | None = None
         self._shared_params = not any("b" in e.flags for e in self.entries)
 
-        count = sum([len(b.index) for b in self.bundles])
-        rows = np.empty(count, dtype=np.int32)  # of each block
-        self.block_kind = np.empty(count, dtype=np.int8)
-        lengths, start = [], 0
-        for b in self.bundles:
-            k, d = b.index.shape
-            own = np.array(b.cls.row_lengths(d), dtype=np.int32)
-            lengths.append(spread(own, (k, len(own))).reshape(-1))
-            rows[start : start + k] = len(own)
-            self.block_kind[start : start + k] = b.cls.block_kind
-            start += k
-        self.row_ptr = _offsets(np.concatenate([*lengths, np.zeros(0, dtype=np.int32)]))
-        self.block_ptr = _offsets(rows)
+        self.row_ptr, self.block_ptr, self.block_kind = self._blocks()
         self.oracles = Oracles.of(self.entries, structured)
-        self.block_isolated = self._isolated()
+        self.block_isolated = self._isolated(variables)
         o = self.oracles
         arrays: list[Any] = [self.row_ptr, self.pairs, self.pair_negated, self.block_ptr]
         arrays += [self.block_kind, self.block_isolated, o.kind, o.linked, o.var_ptr, o.var]
@@ -254,10 +242,24 @@ class CompiledGraph:
         """Copied and pickled by compiling again: the core's part lives in this process."""
         return CompiledGraph, (self._wiring,)
 
-    def _isolated(self) -> npt.NDArray[np.uint8]:
-        links = [b.index.reshape(-1) for b in self.bundles]
-        links += [self.pairs.reshape(-1), self.oracles.var.astype(np.int64)]
-        degree = np.bincount(np.concatenate(links), minlength=self.num_variables)
+    def _blocks(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Where rows and blocks begin, and the kinds of blocks."""
+        count = sum([len(b.index) for b in self.bundles])
+        rows = np.empty(count, dtype=np.int32)  # of each block
+        kinds = np.empty(count, dtype=np.int8)
+        lengths, start = [np.zeros(0, dtype=np.int32)], 0
+        for b in self.bundles:
+            k, d = b.index.shape
+            own = np.array(b.cls.row_lengths(d), dtype=np.int32)
+            lengths.append(own.repeat(k) if len(own) == 1 else np.tile(own, k))
+            rows[start : start + k] = len(own)
+            kinds[start : start + k] = b.cls.block_kind
+            start += k
+        return _offsets(np.concatenate(lengths)), _offsets(rows), kinds
+
+    def _isolated(self, variables: IndexArray) -> npt.NDArray[np.uint8]:
+        """variables: of all factors, as often as they are in one."""
+        degree = np.bincount(variables, minlength=self.num_variables)
         blocks = [b.index for b in self.bundles] + [self.pairs]
         if degree.min(initial=2) > 1:
             return np.zeros(sum(map(len, blocks)), dtype=np.uint8)
