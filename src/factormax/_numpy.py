@@ -103,7 +103,9 @@ class Solve:
             np.zeros((self.batch, t.size), dtype) if s is None else s.reshape(self.batch, t.size)
             for s, t in zip(scores, self.slots, strict=True)
         ]
-        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+        return np.ascontiguousarray(
+            columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+        )
 
     def _flat_factor_scores(
         self, factor_scores: list[npt.NDArray[Any]], dtype: type[np.floating[Any]]
@@ -114,8 +116,11 @@ class Solve:
         ]
         if not columns:
             return np.zeros((self.batch, 0), dtype)
-        # A copy: the backward pass looks at the signs, whatever became of the caller's array.
-        return np.concatenate(columns, axis=1)
+        # A copy: the backward pass looks at the signs, whatever became of the caller's array. Row
+        # by row, also of scores that all instances share, which have no order of their own.
+        if len(columns) == 1:
+            return np.array(columns[0], order="C")
+        return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
     def _flat_mask(self, masks: list[Any]) -> npt.NDArray[np.bool_] | None:
         if all(mask is None for mask in masks):
