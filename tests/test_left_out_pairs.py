@@ -46,6 +46,23 @@ def test_the_same_answer_and_gradient(bias, negative):
     np.testing.assert_allclose(found[pairs], wanted[same], rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("negative", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("bias", [-4.0, -2.5, -1.0])
+def test_the_multipliers_explain_the_answer(bias, negative):
+    """With those of the pairs that are left out as well, mu = clip(z): (12)."""
+    rng = np.random.default_rng([int(-10 * bias), int(10 * negative), 7])
+    eta, scores, first, second = model(rng, batch=40, bias=bias, scale=0.2, negative=negative)
+    _, u, _, solution = solved(eta, scores, first, second, held=False)
+    tau = solution.multipliers
+    assert ((tau >= 0) & (tau <= np.abs(scores) + 1e-12)).all()
+    attractive = scores >= 0
+    z = eta.copy()
+    for i in range(len(eta)):
+        np.add.at(z[i], first, np.where(attractive[i], tau[i], -tau[i]))
+        np.add.at(z[i], second, np.where(attractive[i], scores[i] - tau[i], -tau[i]))
+    np.testing.assert_allclose(u.value, np.clip(z, 0, 1), rtol=0, atol=1e-8)
+
+
 def test_masks_and_rows():
     """What a row holds is not 0 for certain, however low its score."""
     rng = np.random.default_rng(1)

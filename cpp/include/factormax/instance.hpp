@@ -67,8 +67,8 @@ struct Instance {
   Span<T> norm;              // (m,) ||a||
 
   Span<T> gain;                // (n,) the most that a variable can earn a unit
-  Span<std::uint8_t> at_zero;  // (n,) whether it is 0 for certain, and its pairs are left out
-  bool any_at_zero = false;
+  Span<std::uint8_t> at_zero;  // (n,) the round that showed it to be 0, or 0, or kHeld: in a row
+  bool any_at_zero = false;    // then its pairs are left out
 
   Span<T> weight;             // (n,) of the quadratic that is not the links': 1 without links
   Span<std::uint8_t> in_hub;  // (n,) whether a structured factor takes the place of the box
@@ -103,6 +103,8 @@ struct Instance {
   }
 
   int length(int r) const { return ptr[r + 1] - ptr[r]; }
+  // Neither 0, which wraps around, nor kHeld.
+  bool is_at_zero(int j) const { return std::uint8_t(at_zero.data[j] - 1) < kHeld - 1; }
   bool is_soft(int r) const { return r >= hard && r < links; }
   bool is_link(int r) const { return r >= links; }
   bool weighted() const { return links < m; }
@@ -303,24 +305,32 @@ struct Instance {
   }
 
   // A variable that is in pairs only, and earns nothing even if all its partners with a positive
-  // score are on, is 0, docs/math.md (11a).
+  // score are on, is 0, docs/math.md (11a). Those that are 0 are no partners any more, and so on.
   bool find_zeros(const Problem<T>& p, const T* s) {
     int negated = 0;
     for (int k = 0; k < 2 * p.num_pairs; ++k) negated |= p.pair_negated[k];
     if (negated) return false;
-    std::copy(eta.data, eta.data + n, gain.data);
-    for (int q = 0; q < p.num_pairs; ++q) {
-      const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
-      if (j1 < 0 || j2 < 0) continue;
-      const T most = s[q] > 0 ? s[q] : T(0);
-      gain[j1] += most;
-      gain[j2] += most;
+    fill(at_zero.first(n), std::uint8_t(0));
+    for (int k = 0; k < ptr[hard]; ++k) at_zero[col[k]] = kHeld;
+    int zeros = 0;
+    for (std::uint8_t round = 1; round <= 3; ++round) {
+      std::copy(eta.data, eta.data + n, gain.data);
+      for (int q = 0; q < p.num_pairs; ++q) {
+        const std::int32_t j1 = new_var.data[p.pair_var[2 * q]];
+        const std::int32_t j2 = new_var.data[p.pair_var[2 * q + 1]];
+        if (!(s[q] > 0) || j1 < 0 || j2 < 0) continue;
+        if (!is_at_zero(j2)) gain.data[j1] += s[q];
+        if (!is_at_zero(j1)) gain.data[j2] += s[q];
+      }
+      const int before = zeros;
+      for (int j = 0; j < n; ++j) {
+        if (at_zero[j] != 0 || gain[j] > 0) continue;
+        at_zero[j] = round;
+        ++zeros;
+      }
+      if (zeros - before <= n / 16 || zeros == n) break;  // not worth another look
     }
-    bool any = false;
-    for (int j = 0; j < n; ++j) at_zero[j] = gain[j] <= 0;
-    for (int k = 0; k < ptr[hard]; ++k) at_zero[col[k]] = 0;
-    for (int j = 0; j < n; ++j) any |= at_zero[j] != 0;
-    return any;
+    return zeros > 0;
   }
 
   // s * min(l1, l2) = s l2 - s max(0, l2 - l1) for s >= 0, and s * max(0, l1 + l2 - 1) otherwise:
@@ -330,7 +340,7 @@ struct Instance {
     for (int q = 0; q < p.num_pairs; ++q) {
       const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
       if (j1 < 0 || j2 < 0) continue;
-      if (any_at_zero && (at_zero[j1] || at_zero[j2])) continue;
+      if (any_at_zero && (is_at_zero(j1) || is_at_zero(j2))) continue;
       // literal l = offset + sign * mu
       const T n1 = p.pair_negated[2 * q], n2 = p.pair_negated[2 * q + 1];
       const T sign1 = 1 - 2 * n1, sign2 = 1 - 2 * n2;
@@ -393,6 +403,7 @@ struct Instance {
   }
 
   static constexpr int kManyPairs = 64;
+  static constexpr std::uint8_t kHeld = 255;
 
   bool prepared_ = false;
   bool left_out_ = false;  // pairs, in the instance before

@@ -55,7 +55,7 @@ void write_features(const Problem<T>& p, const StructuredFactors<T>& structured,
 }
 
 // The marginals of the pairs. One that was left out has its multiplier at the upper bound if its
-// first variable is the 0, else at 0: then the other variable sees nothing of it.
+// first variable was the first to be seen as 0, else at 0: then the other sees nothing of it.
 template <class T>
 void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
                  const Outputs<T>& out) {
@@ -67,8 +67,10 @@ void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t 
     const std::int32_t j2 = instance.new_var[p.pair_var[2 * q + 1]];
     if (j1 < 0 || j2 < 0) {
       mu_v[q] = 0;
-    } else if (instance.any_at_zero && (instance.at_zero[j1] | instance.at_zero[j2])) {
-      const bool upper = score[q] >= 0 && instance.at_zero[j1];
+    } else if (instance.any_at_zero && (instance.is_at_zero(j1) || instance.is_at_zero(j2))) {
+      const bool first = !instance.is_at_zero(j2) ||
+                         (instance.is_at_zero(j1) && instance.at_zero[j1] <= instance.at_zero[j2]);
+      const bool upper = score[q] >= 0 && first;
       mu_v[q] = 0;
       tau[q] = upper ? score[q] : T(0);
       side[q] = static_cast<std::int8_t>(upper ? Side::upper : Side::lower);
