@@ -33,6 +33,12 @@ def require(condition: bool, what: str) -> None:
         raise AssertionError(f"Wrong answer, no times: {what}")
 
 
+def in_turn(run: Callable[..., object], cases: list[Any]) -> Callable[[], object]:
+    """A call with the next of the cases at each call: other scores each time, as in training."""
+    turn = itertools.cycle(cases)
+    return lambda: run(*next(turn))
+
+
 def build_matching(scores: Any) -> tuple[fm.FactorGraph, fm.Variable]:
     fg = fm.FactorGraph(batch_dims=scores.ndim - 2)
     u = fg.variable_from(scores)
@@ -113,8 +119,7 @@ def matching(quick: bool) -> Section:
             pairs = list(zip(singles, grad, strict=True))
         contestants: dict[str, Callable[[], object]] = {}
         for name, run in runs.items():
-            turn = itertools.cycle(pairs)  # other scores at each call
-            contestants[name] = lambda run=run, turn=turn: run(*next(turn))
+            contestants[name] = in_turn(run, pairs)
         times = interleaved(contestants, few, in_a_row=calls)
         ms[what] = {name: 1e3 * t for name, t in times.items()}
     rows: list[list[object]] = []
@@ -135,40 +140,36 @@ def matching(quick: bool) -> Section:
 
 def core(quick: bool) -> Section:
     """The solver itself, without torch and graph building, on one thread and on two."""
+
+    def forward(threads: int, fg: fm.FactorGraph) -> object:
+        fm.set_num_threads(threads)
+        return fg.solve()
+
+    def backward(threads: int, solution: fm.Solution, grads: dict[Any, Any]) -> object:
+        fm.set_num_threads(threads)
+        return solution.vjp(grads)
+
     rows: list[list[object]] = []
     record: dict[str, Any] = {}
     for n in (5, 10, 20, 40, 80):
         batch = max(64, 4096 // n // n * 4)
         rng = np.random.default_rng(0)
         grad = rng.standard_normal((batch, n, n))
-        graphs, solved = [], []
-        for _ in range(4):  # other scores each time, as in training
+        graphs, solutions = [], []
+        for _ in range(4):
             fg, u = build_matching(rng.standard_normal((batch, n, n)))
             graphs.append(fg)
-            solved.append((u, fg.solve(on_failure="raise")))
-
-        def contestant(threads: int, backward: bool) -> Callable[[], object]:
-            turn = itertools.cycle(solved if backward else graphs)  # noqa: B023
-
-            def call() -> object:
-                fm.set_num_threads(threads)
-                if not backward:
-                    return next(turn).solve()
-                variable, solution = next(turn)
-                return solution.vjp({variable: grad})  # noqa: B023
-
-            return call
-
+            solutions.append((fg.solve(on_failure="raise"), {u: grad}))
         contestants = {
-            "forward": contestant(1, False),
-            "forward 2": contestant(2, False),
-            "backward": contestant(1, True),
-            "backward 2": contestant(2, True),
+            "forward": in_turn(forward, [(1, fg) for fg in graphs]),
+            "forward 2": in_turn(forward, [(2, fg) for fg in graphs]),
+            "backward": in_turn(backward, [(1, *s) for s in solutions]),
+            "backward 2": in_turn(backward, [(2, *s) for s in solutions]),
         }
         times = interleaved(contestants, 3 if quick else 10, in_a_row=dict.fromkeys(contestants, 4))
         fm.set_num_threads(None)
         f, f2, b, b2 = (1e6 * times[k] / batch for k in times)
-        passes = float(np.mean([solution.iterations for _, solution in solved]))
+        passes = float(np.mean([solution.iterations for solution, _ in solutions]))
         rows.append([f"{n}x{n}", f, b, f / f2, b / b2, passes])
         record[f"{n}"] = {"forward_us": f, "backward_us": b, "threads": (f + b) / (f2 + b2)}
     text = table(

@@ -154,13 +154,6 @@ class Oracles:
         """Of all of them, per instance."""
         return int(self.score_ptr[-1])
 
-    @property
-    def num_links(self) -> int:
-        """The variables of the linked ones."""
-        if not self.positions:
-            return 0
-        return int(np.diff(self.var_ptr)[self.linked == 1].sum())
-
 
 @lru_cache(maxsize=1)
 def _no_oracles() -> Oracles:
@@ -235,7 +228,7 @@ class CompiledGraph:
         for array in arrays:  # checked once, so nobody may change them
             array.setflags(write=False)
         self.core = _core.Graph(self.num_variables, *arrays)
-        self.num_dual = self.num_rows + len(self.pairs) + self.oracles.num_links
+        self.num_dual = num_dual(wiring.spec)
         self.num_scores = len(self.pairs) + self.oracles.num_scores
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -345,30 +345,18 @@ class CompactSolver {
     return largest;
   }
 
-  // The multipliers that are not held at a bound; returns how many.
-  FACTORMAX_VECTOR int find_free_rows() {
-    const int rows = p_->m;
-    const T *x = now_.x.data, *g = now_.g.data, *lo = p_->lo.data, *hi = p_->hi.data;
-    T* push = step_.data;  // against the bound
-#pragma omp simd
-    for (int r = 0; r < rows; ++r) {
-      const T slope = g[r], down = x[r] <= lo[r] ? slope : T(0), up = x[r] >= hi[r] ? -slope : T(0);
-      push[r] = down > 0 ? down : up;
-    }
-    std::int32_t* free_rows = free_rows_.data;
-    int free = 0;
-    for (int r = 0; r < rows; ++r) {
-      free_rows[free] = r;
-      free += !(push[r] > 0);
-    }
-    return free;
-  }
-
   // One quasi-Newton step along the projected arc. Returns the passes it took, or -1 if no descent
   // is left within the resolution.
   int descend(int budget) {
     const Instance<T>& p = *p_;
-    lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(find_free_rows()), direction_);
+    int free = 0;
+    for (int r = 0; r < p.m; ++r) {
+      const bool frozen =
+          (now_.x[r] <= p.lo[r] && now_.g[r] > 0) || (now_.x[r] >= p.hi[r] && now_.g[r] < 0);
+      free_rows_[free] = r;
+      free += !frozen;
+    }
+    lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(free), direction_);
     T slope = move(T(1));
     int passes = 0;
     T alpha = 1, good = 0;
