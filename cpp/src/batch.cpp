@@ -41,14 +41,18 @@ struct ForwardState {
   bool has_row_form = false;
 
   DualPoint<T>* point = nullptr;  // where the method ended
-  double bound = 0;               // of linear methods
+  LinearProgram<T> program;       // of linear methods
+  double bound = 0;
   bool integral = false;
 
   // growth: of the room for structures.
   void allocate(const Problem<T>& p, Method method, int growth, Workspace& ws) {
     instance.allocate(p, ws);
     error = ws.take<T>(p.num_vars);
-    if (method == Method::ad3) rows = ws.take<T>(p.num_dual());
+    if (method == Method::ad3) {
+      rows = ws.take<T>(p.num_dual());
+      program.allocate(p, ws);
+    }
     structured.allocate(p, growth, ws);
     StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
     if (method == Method::compact) compact.allocate(p, hubs, ws);
@@ -208,25 +212,29 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
     default: {
       options.linear = method == Method::ad3;
       const double asked = options.tol;
-      if (options.linear) options.tol /= 16;  // the gap to the bound is larger than the residuals
-      result = state.admm.solve(instance, warm, options, control, may_poll);
+      StructuredFactors<T>* hubs = state.structured.any() ? &state.structured : nullptr;
+      if (options.linear) {
+        options.tol /= 16;  // the gap to the bound is larger than the residuals
+        state.program.begin(instance, hubs);
+      }
+      const double unit = options.linear ? state.program.size() : 1.0;
+      result = state.admm.solve(instance, warm, options, unit, control, may_poll);
       DualPoint<T>& at = state.admm.point();
       state.point = &at;
       if (!options.linear || result.status == Status::infeasible) break;
-      StructuredFactors<T>* hubs = state.structured.any() ? &state.structured : nullptr;
       for (int r = 0; r < instance.m; ++r) {
         at.x[r] = clip(at.x[r], instance.lo[r], instance.hi[r]);
       }
       reduced_scores(instance, Span<const T>(at.x), at.z, state.rows);
-      state.bound = linear_bound(instance, at.z.data, at.x.data, hubs);
-      const double value =
-          linear_value(instance, at, instance.eta.data, instance.hi.data, 1.0, hubs);
+      const T *eta = instance.eta.data, *hi = instance.hi.data;
+      state.bound = state.program.bound(at.z.data, at.x.data, 1.0);
+      const double value = state.program.value(at.mu.data, eta, hi, 1.0);
       const double gap = state.bound - value;
       result.dual_residual = std::max(gap, 0.0);
-      if (result.status == Status::converged && gap > asked * (1 + std::fabs(value))) {
+      if (result.status == Status::converged && !state.program.negligible(gap, value, asked)) {
         result.status = Status::max_iter;
       }
-      state.integral = round_to_structure(instance, at.mu, state.error, hubs);
+      state.integral = state.program.round(at.mu, eta, hi, 1.0, state.bound, asked);
     }
   }
   return result;
@@ -320,9 +328,11 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   } else if (linear) {
     write_vertex(p, instance, structured, *state.point, i, out);
     const double value = out.objective[i];
+    const double size =
+        method == Method::ad3 ? state.program.size() : state.proximal.program().size();
     out.integral[i] = state.integral;
     // No bound is below a structure; what differs by rounding does not differ.
-    const bool met = state.integral && state.bound <= value + 1e-14 * (1 + std::fabs(value));
+    const bool met = state.integral && state.bound <= value + 1e-14 * (size + std::fabs(value));
     out.upper_bound[i] = met ? value : state.bound;
   } else {
     // The compact dual's error is in its gradient; ADMM's copies disagree by its residuals.

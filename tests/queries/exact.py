@@ -186,6 +186,13 @@ def with_ties(mixture: Mixture, rng, values=(-1.0, 0.0, 1.0)) -> Mixture:
     return Mixture(mixture.n, mixture.structured, terms, rng.choice(values, mixture.n), own)
 
 
+def scaled(mixture: Mixture, scale: float) -> Mixture:
+    """All scores times `scale`."""
+    terms = tuple(replace(t, scores=scale * t.scores) for t in mixture.terms)
+    own = [{k: scale * v for k, v in o.items()} for o in mixture.own]
+    return Mixture(mixture.n, mixture.structured, terms, scale * mixture.eta, own)
+
+
 def without_some(mixture: Mixture, rng, share=0.2) -> Mixture | None:
     """Some variables taken out by −inf, but no whole row of a structured factor; None if none is.
 

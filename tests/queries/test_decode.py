@@ -9,6 +9,7 @@ from exact import (
     of_rows,
     random_mixture,
     random_rows,
+    scaled,
     score_of,
     with_large_features,
     with_ties,
@@ -22,6 +23,36 @@ from test_structured import MIXTURES, Mixture
 import factormax as fm
 
 EXACT = 1e-9  # relative
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
+def test_the_scale_of_the_scores_does_not_matter(scale):
+    rng = np.random.default_rng(50)
+    for _ in range(40):
+        mixture = random_rows(rng, ALL, 1.0, n=10, factors=8)
+        best, _ = best_of(mixture.problem())
+        solution = scaled(mixture, scale).built().fg.decode()
+        assert solution.optimal
+        assert abs(solution.objective / scale - best) <= EXACT * (1 + abs(best))
+
+
+def test_costs_of_zero():
+    """A knapsack that says nothing, in a graph that the relaxation does not decide."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.ones(3))
+    for i, j in ((0, 1), (1, 2), (0, 2)):
+        fg.add(fm.AtMostOne([u[i], u[j]]))
+    fg.add(fm.Knapsack(u, costs=np.zeros(3), budget=0))
+    assert fg.decode().optimal and u.value.sum() == 1
+
+
+def test_a_small_cost_beside_a_large_one_counts():
+    """Feasible is what fits the budget in its own units."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from([1.0, 1.0])
+    fg.add(fm.Knapsack(u, costs=[1e10, 1.0], budget=0.5))
+    assert fg.decode().optimal
+    np.testing.assert_array_equal(u.value, [0, 0])
 
 
 def assert_decodes(mixture: Mixture, **options) -> fm.Solution:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from exact import (
     SCALES,
     SMALL,
     Infeasible,
+    assignments,
     best_of,
     linear_program,
     of_rows,
     random_mixture,
     random_rows,
+    scaled,
     score_of,
     with_large_features,
     with_ties,
@@ -21,7 +24,7 @@ from exact import (
 )
 from oracle import Problem, Term
 from problems import ALL, fuzzed_problem, unplanted_problem
-from scipy.optimize import linear_sum_assignment
+from scipy.optimize import linear_sum_assignment, linprog
 from test_structured import MIXTURES, Mixture
 
 import factormax as fm
@@ -168,15 +171,103 @@ def test_the_value_is_that_of_the_answer():
 
 @pytest.mark.parametrize("method", ["auto", "ad3"])
 def test_converged_means_that_the_gap_is_closed(method):
-    """To `tol`, relative to the value."""
+    """To `tol`, relative to the value and the size of the scores."""
     rng = np.random.default_rng(8)
-    for scale in (0.1, 1.0, 10.0, 100.0):
+    for scale in (1e-8, 0.1, 1.0, 10.0, 100.0):
         for mixture in MIXTURES.values():
             drawn = mixture.drawn(rng, scale)
-            for each in (drawn, with_ties(drawn, rng)):
+            for each, size in ((drawn, scale), (with_ties(drawn, rng), 1.0)):
                 solution = each.built().fg.solve_map(method=method, max_iter=200_000)
                 gap = solution.upper_bound - solution.objective
-                assert gap <= 1.001e-6 * (1 + abs(solution.objective))
+                assert gap <= 1.001e-6 * (size + abs(solution.objective))
+
+
+@pytest.mark.parametrize("method", ["auto", "ad3"])
+def test_the_scale_of_the_scores_does_not_matter(method):
+    """By a power of two even the passes are the same."""
+    rng = np.random.default_rng(81)
+    for _ in range(10):
+        mixture = random_rows(rng, ALL, 1.0, n=10, factors=8)
+        found = []
+        for scale in (2.0**-30, 1.0, 2.0**30):
+            answer = scaled(mixture, scale).built()
+            solution = answer.fg.solve_map(method=method, max_iter=200_000)
+            assert solution.converged
+            outcome = (solution.objective / scale, solution.upper_bound / scale)
+            found.append((answer.u.value, *outcome, solution.iterations))
+        for other in found[::2]:
+            for a, b in zip(found[1], other, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["auto", "ad3"])
+@pytest.mark.parametrize("score", [1.0, -1.0])
+@pytest.mark.parametrize("negated", [(1, 1), (0, 1), (1, 0), (0, 0)])
+def test_the_bound_of_a_negated_pair(negated, score, method):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros(2))
+    fg.add(fm.Xor(u))
+    literals = [~u[k] if negated[k] else u[k] for k in range(2)]
+    fg.add(fm.Pair(*literals, score))
+    solution = fg.solve_map(method=method, max_iter=200_000)
+    # One of the two is on: the pair is the other's literal at best, and half of each if both agree.
+    best = (0.5 if negated[0] == negated[1] else 1.0) if score > 0 else 0.0
+    assert solution.converged
+    assert solution.objective == pytest.approx(best, abs=1e-5)
+    assert best - 1e-12 <= solution.upper_bound <= best + 1e-5
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_negated_pairs(scale):
+    rng = np.random.default_rng(82)
+    for _ in range(20):
+        fg, best, exact = negated_pairs(rng, scale)
+        solution = fg.solve_map()
+        assert solution.converged
+        assert abs(solution.objective - exact) <= VALUE * (scale + abs(exact))
+        assert solution.upper_bound >= exact - ROUNDING * (scale + abs(exact))
+        decoded = fg.decode()
+        assert decoded.optimal
+        assert abs(decoded.objective - best) <= ROUNDING * (scale + abs(best))
+
+
+class NegatedPairs(NamedTuple):
+    fg: fm.FactorGraph
+    best: float  # of all assignments
+    exact: float  # of the relaxation
+
+
+def negated_pairs(rng, scale: float, n=7) -> NegatedPairs:
+    """A ring and chords of pairs with negated literals, beside a count."""
+    eta = scale * rng.normal(size=n)
+    ends = np.array([(j, (j + 1) % n) for j in range(n)] + [(0, 3), (1, 4), (2, 6)])
+    negated = rng.integers(0, 2, ends.shape)
+    scores = scale * rng.normal(size=len(ends))
+    fg = fm.FactorGraph()
+    u = fg.variable_from(eta)
+    fg.add(fm.Exactly(u, 3))
+    for (i, j), (not_i, not_j), score in zip(ends, negated, scores, strict=True):
+        fg.add(fm.Pair(~u[i] if not_i else u[i], ~u[j] if not_j else u[j], score))
+    x = assignments(n)
+    x = x[x.sum(axis=1) == 3]
+    both = (x[:, ends] ^ negated).all(axis=2)
+    best = (x @ eta + both @ scores).max()
+    # mu and one value b of each pair: max(0, l1 + l2 - 1) <= b <= min(l1, l2).
+    rows, sides = [], []
+    for p, ((i, j), (not_i, not_j)) in enumerate(zip(ends, negated, strict=True)):
+        for k, sign, const in ((i, 1 - 2 * not_i, not_i), (j, 1 - 2 * not_j, not_j)):
+            row = np.zeros(n + len(ends))
+            row[k], row[n + p] = -sign, 1
+            rows.append(row)
+            sides.append(const)
+        row = np.zeros(n + len(ends))
+        row[i], row[j], row[n + p] = 1 - 2 * not_i, 1 - 2 * not_j, -1
+        rows.append(row)
+        sides.append(1 - not_i - not_j)
+    count = np.concatenate([np.ones(n), np.zeros(len(ends))])[None]
+    cost = -np.concatenate([eta, scores])
+    exact = -linprog(cost, rows, sides, count, [3], bounds=(0, 1)).fun
+    return NegatedPairs(fg, best, exact)
 
 
 def test_variables_in_no_factor():
@@ -651,6 +742,18 @@ def test_the_bound_holds_at_all_times(name):
         for passes in (1, 3, 8):
             solution = fg.solve_map(max_iter=passes, on_failure="ignore")
             assert solution.upper_bound >= exact - ROUNDING * (1 + abs(exact))
+
+
+def test_near_a_structure_is_not_a_structure():
+    """The relaxation lies within 1e-3 of a structure, whose value is another one's."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from([1000.0, 1000.5])
+    fg.add(fm.Knapsack(u, costs=[1, 1.0008], budget=1.0009))
+    solution = fg.solve_map()
+    assert solution.converged and not solution.integral
+    np.testing.assert_allclose(u.value, [1, 0.0009 / 1.0008], rtol=0, atol=1e-8)
+    assert fg.decode().optimal
+    np.testing.assert_array_equal(u.value, [0, 1])
 
 
 def test_integral_is_the_best_or_not_said():

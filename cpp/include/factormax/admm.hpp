@@ -32,10 +32,13 @@ class AdmmSolver {
 
   DualPoint<T>& point() { return point_; }
 
-  Result solve(const Instance<T>& p, const T* warm, const Options& options, Control& control,
-               bool may_poll) {
+  // unit: what the step size is multiplied by; the size of the scores, if there is no quadratic
+  // term to compare them with.
+  Result solve(const Instance<T>& p, const T* warm, const Options& options, double unit,
+               Control& control, bool may_poll) {
     p_ = &p;
-    gamma_ = T(options.step_size);
+    unit_ = T(unit);
+    gamma_ = T(options.step_size * unit);
     quadratic_ = options.linear ? T(0) : T(1);
     point_.resize(p.m, p.n);
     if (!p.consistent) {
@@ -241,7 +244,7 @@ class AdmmSolver {
       }
     });
     result.primal_residual = std::sqrt(apart);
-    result.dual_residual = gamma_ * std::sqrt(moved);
+    result.dual_residual = gamma_ / unit_ * std::sqrt(moved);
   }
 
   // Returns the square of how far the copy is from mu.
@@ -265,7 +268,7 @@ class AdmmSolver {
   const Instance<T>* p_ = nullptr;
   bool cut_short_ = false;  // a structured factor ran into its limit in this pass
   StructuredFactors<T>* structured_ = nullptr;
-  T gamma_ = 1, quadratic_ = 1;
+  T gamma_ = 1, quadratic_ = 1, unit_ = 1;
   DualPoint<T> point_;
   Span<T> lam_, copy_;              // per link
   Span<T> delta_, base_, average_;  // per variable

@@ -39,6 +39,7 @@ struct Instance {
   bool consistent = true;  // false: some row alone can't hold
   T largest_score = 0;     // in magnitude
   T top_score = 0;         // the largest, or the largest magnitude of a pair's
+  double constant = 0;     // of the linear part of the pairs, docs/math.md (11)
   int longest_row = 0;
   int highest_degree = 0;  // the most rows that a variable is in
 
@@ -337,6 +338,7 @@ struct Instance {
   // a linear term and a row whose violation costs |s|, docs/math.md (9)-(11).
   void add_pairs(const Problem<T>& p, std::int64_t i) {
     const T* s = p.eta_v.at(i);
+    constant = 0;
     for (int q = 0; q < p.num_pairs; ++q) {
       const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
       if (j1 < 0 || j2 < 0) continue;
@@ -353,6 +355,7 @@ struct Instance {
       rhs[m] = attractive ? n1 - n2 : 1 - n1 - n2;
       const T shift = attractive ? s[q] * sign2 : T(0);
       pair_shift[m - hard] = shift;
+      if (attractive) constant += double(s[q]) * n2;
       const T most = std::numeric_limits<T>::max();
       eta[j2] = clip(eta[j2] + shift, -most, most);
       lo[m] = 0;

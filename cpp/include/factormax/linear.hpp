@@ -1,61 +1,137 @@
 // What a linear program over the graph needs besides the dual: the value of a point, a bound from
-// multipliers, and rounding. docs/math.md (56)-(58).
+// multipliers, what counts as equal, and rounding. docs/math.md (56)-(58).
 #pragma once
 
 #include "factormax/structured/structured.hpp"
 
 namespace factormax {
 
-// eta . mu + the scores of pairs and structured factors. eta: (n,) with the linear part of the
-// pairs; cost: (m,) what a unit of violation of a soft row costs; both are multiplied by `scale`,
-// and so are the scores of the structured factors.
+// The linear program of an instance. Its scores are those of the instance times `scale`.
 template <class T>
-double linear_value(const Instance<T>& p, const DualPoint<T>& at, const T* eta, const T* hi,
-                    double scale, const StructuredFactors<T>* structured) {
-  double sum = 0;
-  for (int j = 0; j < p.n; ++j) sum += double(eta[j]) * at.mu[j];
-  for (int r = p.hard; r < p.links; ++r) {
-    const double excess = -double(at.g[r]) * p.norm[r];  // a . mu - b
-    if (excess > 0) sum -= double(hi[r]) * p.scale[r] * excess;
+class LinearProgram {
+ public:
+  void allocate(const Problem<T>& p, Workspace& ws) {
+    sizes_ = ws.take<double>(p.num_vars + p.num_scores());
+    rounded_ = ws.take<T>(p.num_vars);
   }
-  // The active sets hold scaled scores.
-  return sum + (structured == nullptr ? 0.0 : structured->feature_value() / scale);
-}
 
-// No assignment scores more than this, for any multipliers x in their bounds. z: (n,) the scores
-// less what the multipliers take.
-template <class T>
-double linear_bound(const Instance<T>& p, const T* z, const T* x,
-                    StructuredFactors<T>* structured) {
-  double sum = 0;
-  for (int j = 0; j < p.n; ++j) {
-    if (structured == nullptr || !p.in_hub[j]) sum += std::max(0.0, double(z[j]));
+  // The scores of p as they are here are the program's own.
+  void begin(const Instance<T>& p, StructuredFactors<T>* structured) {
+    p_ = &p;
+    structured_ = structured;
+    size_ = typical_magnitude();
   }
-  for (int r = 0; r < p.links; ++r) sum += double(p.rhs[r]) * p.scale[r] * x[r];
-  return structured == nullptr ? sum : sum + structured->best_value(p, z, x);
-}
 
-// Rounds mu to 0/1 if it is that but for its error, and meets all constraints then.
-template <class T>
-bool round_to_structure(const Instance<T>& p, Span<T> mu, Span<T> rounded,
-                        StructuredFactors<T>* structured) {
-  for (int j = 0; j < p.n; ++j) {
-    rounded[j] = mu[j] > T(0.5) ? T(1) : T(0);
-    if (!(std::fabs(mu[j] - rounded[j]) <= T(1e-3))) return false;
+  // What one score is about, 1 if there is none: the unit of all that is compared with 0.
+  double size() const { return size_; }
+
+  // Whether a gap between two values can be overlooked.
+  bool negligible(double gap, double value, double tol) const {
+    return gap <= tol * (size_ + std::fabs(value));
   }
-  const double slack = std::numeric_limits<T>::digits > 24 ? 1e-9 : 1e-5;
-  for (int r = 0; r < p.hard; ++r) {
+
+  // eta . mu + the scores of pairs and structured factors. eta: (n,) with the linear part of the
+  // pairs; hi: (m,) bounds of the multipliers; scale: of the structured factors' scores.
+  double value(const T* mu, const T* eta, const T* hi, double scale) const {
+    const double features = structured_ == nullptr ? 0.0 : structured_->feature_value();
+    return value_of_rows(mu, eta, hi) + features / scale;
+  }
+
+  // No assignment scores more than this, for any multipliers x in their bounds. z: (n,) the scores
+  // less what the multipliers take, all of them times `scale`.
+  double bound(const T* z, const T* x, double scale) const {
+    const Instance<T>& p = *p_;
+    double sum = 0;
+    for (int j = 0; j < p.n; ++j) {
+      if (structured_ == nullptr || !p.in_hub[j]) sum += std::max(0.0, double(z[j]));
+    }
+    for (int r = 0; r < p.links; ++r) sum += double(p.rhs[r]) * p.scale[r] * x[r];
+    if (structured_ != nullptr) sum += structured_->best_value(p, z, x);
+    return sum / scale + p.constant;
+  }
+
+  // Rounds mu to 0/1 if it is that but for its error, and is then a structure that no other beats:
+  // it meets all constraints, and its value is the bound.
+  bool round(Span<T> mu, const T* eta, const T* hi, double scale, double bound, double tol) {
+    const Instance<T>& p = *p_;
+    const Span<T> rounded = rounded_.first(p.n);
+    for (int j = 0; j < p.n; ++j) {
+      rounded[j] = mu[j] > T(0.5) ? T(1) : T(0);
+      if (!(std::fabs(mu[j] - rounded[j]) <= T(1e-3))) return false;
+    }
+    for (int r = 0; r < p.hard; ++r) {
+      if (!holds(r, rounded)) return false;
+    }
+    const double rows = value_of_rows(rounded.data, eta, hi);
+    const auto is_best = [&](double features) {
+      const double value = rows + features / scale;
+      return negligible(bound - value, value, tol);
+    };
+    if (structured_ == nullptr ? !is_best(0) : !structured_->settle_on(rounded.data, is_best)) {
+      return false;
+    }
+    copy(rounded, mu);
+    return true;
+  }
+
+ private:
+  double value_of_rows(const T* mu, const T* eta, const T* hi) const {
+    const Instance<T>& p = *p_;
+    double sum = p.constant;
+    for (int j = 0; j < p.n; ++j) sum += double(eta[j]) * mu[j];
+    for (int r = p.hard, k = p.ptr[p.hard]; r < p.links; ++r, k += 2) {
+      const double product =
+          double(p.coef[k]) * mu[p.col[k]] + double(p.coef[k + 1]) * mu[p.col[k + 1]];
+      const double excess = product - p.rhs[r];
+      if (excess > 0) sum -= double(hi[r]) * p.scale[r] * excess;
+    }
+    return sum;
+  }
+
+  // Up to the rounding of the sum, which is relative to what is added up.
+  bool holds(int r, Span<const T> x) const {
+    const Instance<T>& p = *p_;
     double product = 0, size = std::fabs(double(p.rhs[r]));
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      product += double(p.coef[k]) * rounded[p.col[k]];
-      size = std::max(size, std::fabs(double(p.coef[k])));
+      const double term = double(p.coef[k]) * x[p.col[k]];
+      product += term;
+      size += std::fabs(term);
     }
     const double excess = product - p.rhs[r];
-    if ((p.lo[r] == 0 ? excess : std::fabs(excess)) > slack * (1 + size)) return false;
+    const double slack = (16 + p.length(r)) * double(std::numeric_limits<T>::epsilon()) * size;
+    return (p.lo[r] == 0 ? excess : std::fabs(excess)) <= slack;
   }
-  if (structured != nullptr && !structured->settle_on(rounded.data)) return false;
-  copy(rounded.first(p.n), mu);
-  return true;
-}
+
+  // The median magnitude of the scores that are not 0. A few that are out of all proportion, to
+  // keep their variables off, do not change it.
+  double typical_magnitude() {
+    const Instance<T>& p = *p_;
+    const double rounding = std::numeric_limits<T>::epsilon() * double(p.largest_score);
+    int count = 0;
+    const auto take = [&](double score) {
+      const double size = std::fabs(score);
+      sizes_[count] = size;
+      count += size > rounding && std::isfinite(size);
+    };
+    for (int j = 0; j < p.n; ++j) take(p.eta[j]);
+    for (int r = p.hard; r < p.links; ++r) take(double(p.hi[r]) * p.scale[r]);
+    if (structured_ != nullptr) {
+      for (const StructuredFactor& f : structured_->all()) {
+        if (!f.present) continue;
+        for (const double score : f.eta_v) take(score);
+      }
+    }
+    if (count == 0) return 1;
+    double* middle = sizes_.data + (count - 1) / 2;
+    std::nth_element(sizes_.data, middle, sizes_.data + count);
+    return *middle;
+  }
+
+  const Instance<T>* p_ = nullptr;
+  StructuredFactors<T>* structured_ = nullptr;
+  double size_ = 1;
+  Span<double> sizes_;
+  Span<T> rounded_;
+};
 
 }  // namespace factormax

@@ -17,10 +17,12 @@ class ProximalSolver {
     eta_ = ws.take<T>(p.num_vars);
     center_ = ws.take<T>(p.num_vars);
     work_ = ws.take<T>(p.num_vars);
+    program_.allocate(p, ws);
     hi_ = ws.take<T>(p.num_dual());
   }
 
   DualPoint<T>& point() { return compact_.point(); }
+  const LinearProgram<T>& program() const { return program_; }
   double bound() const { return bound_; }
   bool integral() const { return integral_; }
 
@@ -30,6 +32,7 @@ class ProximalSolver {
     integral_ = false;
     bound_ = std::numeric_limits<double>::infinity();
     if (!compact_.begin(problem, p, options, control, may_poll)) return compact_.result();
+    program_.begin(p, structured_);
     if (p.m == 0) return solve_at_once(p);
     copy(p.eta.first(p.n), eta_);
     copy(p.hi.first(p.m), hi_);
@@ -50,13 +53,13 @@ class ProximalSolver {
       if (status == Status::infeasible || status == Status::interrupted || in_trouble()) break;
       if (!better_bound(p, t)) result.status = Status::stalled;
       const DualPoint<T>& at = compact_.point();
-      const double value = linear_value(p, at, eta_.data, hi_.data, double(t), structured_);
+      const double value = program_.value(at.mu.data, eta_.data, hi_.data, double(t));
       const double gap = bound_ - value;
       const bool feasible = result.primal_residual <= tol;
       result.dual_residual = std::max(gap, 0.0);
       // Closed forms cost nothing: the gap may be closed to the last digit.
       const double close = at_once ? 64 * std::numeric_limits<T>::epsilon() : tol;
-      if (feasible && gap <= close * (1 + std::fabs(value))) {
+      if (feasible && program_.negligible(gap, value, close)) {
         result.status = Status::converged;
         break;
       }
@@ -75,7 +78,7 @@ class ProximalSolver {
     }
     compact_.settle(false);
     if (result.status != Status::infeasible && !in_trouble()) {
-      integral_ = round_to_structure(p, compact_.point().mu, work_, structured_);
+      integral_ = program_.round(compact_.point().mu, eta_.data, hi_.data, double(t), bound_, tol);
     }
     copy(eta_.first(p.n), p.eta);
     copy(hi_.first(p.m), p.hi);
@@ -111,7 +114,7 @@ class ProximalSolver {
   }
 
   // The standard deviation of the scores, or their size if they are all alike.
-  static T typical_score(const Instance<T>& p) {
+  T typical_score(const Instance<T>& p) const {
     double sum = 0, squares = 0;
     for (int j = 0; j < p.n; ++j) {
       sum += p.eta[j];
@@ -120,7 +123,7 @@ class ProximalSolver {
     const double count = std::max(p.n, 1);
     const double variance = squares / count - (sum / count) * (sum / count);
     const double size = std::sqrt(variance > 1e-8 * squares / count ? variance : squares / count);
-    return size > 0 && std::isfinite(size) ? T(size) : T(1);
+    return T(size > 0 && std::isfinite(size) ? size : program_.size());
   }
 
   void scale_scores(Instance<T>& p, T t) const {
@@ -131,13 +134,14 @@ class ProximalSolver {
   bool better_bound(const Instance<T>& p, T t) {
     const DualPoint<T>& at = compact_.point();
     for (int j = 0; j < p.n; ++j) work_[j] = at.z[j] - center_[j];
-    const double bound = linear_bound(p, work_.data, at.x.data, structured_) / t;
+    const double bound = program_.bound(work_.data, at.x.data, double(t));
     if (!std::isfinite(bound)) return false;
     bound_ = std::min(bound_, bound);
     return true;
   }
 
   CompactSolver<T> compact_;
+  LinearProgram<T> program_;
   StructuredFactors<T>* structured_ = nullptr;
   Span<T> eta_, hi_, center_, work_;
   double bound_ = 0;

@@ -15,7 +15,14 @@ from factormax.engine import Numbers
 from factormax.factors.base import ABSENT, EQUALITY
 from factormax.factors.structured import CALLBACK
 
-__all__ = ["Checked", "check_assignment", "score_assignment", "score_features"]
+__all__ = [
+    "Checked",
+    "check_assignment",
+    "is_broken",
+    "score_assignment",
+    "score_features",
+    "typical_score",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -67,6 +74,25 @@ def score_features(numbers: Numbers, features: FloatArray) -> FloatArray:
     return np.asarray(np.bincount(row, terms, len(features)), dtype=np.float64)
 
 
+def typical_score(scores: FloatArray) -> float:
+    """The median magnitude of the scores that are not 0; 1 if there is none.
+
+    A few that are out of all proportion, to keep their variables off, do not change it.
+    """
+    sizes = np.abs(scores[np.isfinite(scores)], dtype=np.float64)
+    sizes = sizes[sizes > np.finfo(np.float64).eps * sizes.max(initial=0.0)]
+    if not sizes.size:
+        return 1.0
+    middle = (sizes.size - 1) // 2
+    return float(np.partition(sizes, middle)[middle])
+
+
+def is_broken(excess: FloatArray, size: FloatArray, kind: npt.NDArray[np.int8] | int) -> BoolArray:
+    """Which rows do not hold, but for the rounding of sums whose terms add up to `size`."""
+    excess = np.where(np.equal(kind, EQUALITY), np.abs(excess), excess)
+    return np.asarray((excess > 1e-12 * size) & np.not_equal(kind, ABSENT))
+
+
 def _broken_rows(
     graph: CompiledGraph, numbers: Numbers, mask: BoolArray | None, x: FloatArray
 ) -> npt.NDArray[np.int64]:
@@ -81,13 +107,15 @@ def _broken_rows(
     )
     if mask is not None:
         terms = terms * np.take_along_axis(mask, np.broadcast_to(rows.col, terms.shape), 1)
-    totals = np.add.reduceat(
-        np.concatenate([terms, np.zeros((batch, 1))], axis=1), graph.row_ptr[:-1], axis=1
-    )
-    totals[:, np.diff(graph.row_ptr) == 0] = 0
-    excess = totals - rows.rhs
-    excess = np.where(rows.kind == EQUALITY, np.abs(excess), excess)
-    wrong = (excess > 1e-9 * (1 + np.abs(rows.rhs))) & (rows.kind != ABSENT)
+
+    def totals(terms: FloatArray) -> FloatArray:
+        padded = np.concatenate([terms, np.zeros((batch, 1))], axis=1)
+        sums = np.add.reduceat(padded, graph.row_ptr[:-1], axis=1)
+        sums[:, np.diff(graph.row_ptr) == 0] = 0
+        return np.asarray(sums)
+
+    size = totals(np.abs(terms)) + np.abs(rows.rhs)
+    wrong = is_broken(totals(terms) - rows.rhs, size, rows.kind)
     for i in np.flatnonzero(wrong.any(axis=1)):
         block = int(np.searchsorted(graph.block_ptr, np.argmax(wrong[i]), side="right")) - 1
         broken[i] = _factor_of_block(graph, block)

@@ -23,7 +23,7 @@ from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
-from factormax.queries.assignment import check_assignment, score_assignment
+from factormax.queries.assignment import check_assignment, score_assignment, typical_score
 from factormax.queries.elimination import best_by_elimination
 from factormax.status import Status
 from factormax.structures import FoundStructures
@@ -76,6 +76,8 @@ class _Search:
         self.present = numbers.eta_u[0] != -np.inf
         if numbers.mask is not None:
             self.present &= numbers.mask[0]
+        scores = np.concatenate([numbers.eta_u[0, self.present], numbers.eta_v[0]])
+        self.size = typical_score(scores)
         self.best_value = -np.inf
         self.best: tuple[FloatArray, FloatArray] | None = None
         self.nodes = self.passes = self.calls = 0
@@ -152,12 +154,11 @@ class _Search:
         they are.
         """
         scores = self.numbers.eta_u
-        size = float(scores[0, self.present].std()) or 1.0 if self.present.any() else 1.0
         rng = np.random.default_rng(0)
         for share in (1e-3, 1e-2):
             if over() or not self._may_improve(bound):
                 return
-            noisy = scores + share * size * rng.uniform(-1, 1, scores.shape)
+            noisy = scores + share * self.size * rng.uniform(-1, 1, scores.shape)
             numbers = replace(self.numbers, eta_u=noisy.astype(scores.dtype))
             raw = engine.solve(self.original, numbers, self.options)
             self._count(raw)
@@ -186,7 +187,7 @@ class _Search:
     def _may_improve(self, bound: float) -> bool:
         if self.best is None:
             return bound > -np.inf
-        return bound > self.best_value + 1e-9 * (1 + abs(self.best_value))
+        return bound > self.best_value + 1e-9 * (self.size + abs(self.best_value))
 
     def _solve(self, nodes: list[_Node]) -> RawSolution:
         size = len(nodes)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.engine import Numbers
-from factormax.factors.base import ABSENT, EQUALITY
+from factormax.factors.base import ABSENT
+from factormax.queries.assignment import is_broken
 
 __all__ = ["best_by_elimination"]
 
@@ -127,9 +128,9 @@ def _tables(
     ]
     for coef, col, rhs, kind in _rows(graph, numbers, mask, here):
         order = np.argsort(col)
-        on = np.indices((2,) * len(col)).reshape(len(col), -1)
-        excess = coef[order] @ on - rhs if len(col) else np.array([-rhs])
-        wrong = (np.abs(excess) if kind == EQUALITY else excess) > 1e-9 * (1 + abs(rhs))
+        on = np.indices((2,) * len(col)).reshape(len(col), 2 ** len(col))
+        size = np.abs(coef[order]) @ on + abs(rhs)
+        wrong = is_broken(coef[order] @ on - rhs, size, kind)
         values = np.where(wrong, -np.inf, 0.0).reshape((2,) * len(col))
         tables.append(_Table(tuple(int(v) for v in col[order]), values))
     for pair, negated, score in zip(

@@ -163,6 +163,17 @@ class StructureSet {
     return sum;
   }
 
+  double feature_score(int i, const double* eta_v) const {
+    double sum = 0;
+    for (int s = 0; s < shape_.feature_slots; ++s) {
+      if (features(i)[s] >= 0) sum += eta_v[features(i)[s]];
+    }
+    for (int k = 0; k < shape_.dense_scores; ++k) {
+      if (dense(i)[k] != 0) sum += dense(i)[k] * eta_v[k];
+    }
+    return sum;
+  }
+
  protected:
   static constexpr double kDependent = 1e-10;
 
@@ -186,17 +197,6 @@ class StructureSet {
     double sum = 0;
     for (int s = 0; s < shape_.slots; ++s) {
       if (list[s] >= 0) sum += v[list[s]];
-    }
-    return sum;
-  }
-
-  double feature_score(int i, const double* eta_v) const {
-    double sum = 0;
-    for (int s = 0; s < shape_.feature_slots; ++s) {
-      if (features(i)[s] >= 0) sum += eta_v[features(i)[s]];
-    }
-    for (int k = 0; k < shape_.dense_scores; ++k) {
-      if (dense(i)[k] != 0) sum += dense(i)[k] * eta_v[k];
     }
     return sum;
   }

@@ -268,17 +268,24 @@ class StructuredFactors {
     return sum;
   }
 
-  // Whether every factor holds a structure that is just this 0/1 assignment; then that is all they
-  // hold.
-  bool settle_on(const T* assignment) {
+  // Whether every factor holds a structure that is just this 0/1 assignment, and accept(what their
+  // features score) is true; then that is all they hold.
+  template <class Accept>
+  bool settle_on(const T* assignment, const Accept& accept) {
+    double value = 0;
     for (int pass = 0; pass < 2; ++pass) {
+      if (pass == 1 && !accept(value)) return false;
       for (StructuredFactor& f : factors_) {
         if (!f.present) continue;
         fill(f.y, 0.0);
         f.each([&](int k, int) { f.y[k] = double(assignment[f.var[k]]); });
         const int found = f.set.find(f.y.data);
         if (found < 0) return false;
-        if (pass == 1) f.set.keep_only(found, f.v.data);
+        if (pass == 0) {
+          value += f.set.feature_score(found, f.eta_v.data);
+        } else {
+          f.set.keep_only(found, f.v.data);
+        }
       }
     }
     return true;
