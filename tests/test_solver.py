@@ -301,6 +301,14 @@ class TestOnFailure:
             assert "max_iter" in fm.Status.MAX_ITER.value
 
 
+def test_no_more_passes_than_asked_for():
+    for seed in range(60):
+        fg = build(fuzzed_problem(seed)).fg
+        for most in (1, 2, 3, 5, 8, 13, 21, 34, 55, 122, 123):
+            for solve in (fg.solve, fg.solve_map):
+                assert solve(max_iter=most, on_failure="ignore").iterations <= most
+
+
 def test_too_few_iterations_still_give_something():
     built, solution = solved(
         matching(np.random.default_rng(0), 20, 5), max_iter=2, on_failure="ignore"

@@ -278,10 +278,10 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
     const auto cuts = form.add_violated(mu, 4 * now.primal_residual + std::max(64 * eps, 1e-11));
     if (cuts == RowForm<T>::Cuts::none) break;
     if (cuts == RowForm<T>::Cuts::no_room) return false;
-    if (options.by_rows != ByRows::always) {
-      exact.max_iter = std::min(options.max_iter, form.worthwhile_passes(mu)) - result.iterations;
-      if (exact.max_iter <= 0) return false;
-    }
+    int most = options.max_iter;
+    if (options.by_rows != ByRows::always) most = std::min(most, form.worthwhile_passes(mu));
+    exact.max_iter = most - result.iterations;
+    if (exact.max_iter <= 0) return false;
     fill(form.tau, T(0));
     for (int r = 0; r < instance.m; ++r) form.tau[instance.row[r]] = at.x[r] * instance.scale[r];
   }

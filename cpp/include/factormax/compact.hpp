@@ -162,10 +162,13 @@ class CompactSolver {
           residual = promising = this->residual(now_);
           continue;
         }
+        if (result.iterations >= max_iter) break;
       }
-      if (result.iterations >= fall_back_at && interior_fits()) {
+      // It takes a step at least, and an evaluation of what it found.
+      if (result.iterations >= fall_back_at && interior_fits() &&
+          result.iterations + 2 <= max_iter) {
         fall_back_at = std::numeric_limits<int>::max();
-        if (fall_back()) {
+        if (fall_back(max_iter - result.iterations - 1)) {
           result.status = Status::infeasible;
           return;
         }
@@ -232,17 +235,19 @@ class CompactSolver {
     const bool small = interior_fits();
     const int most = small ? kPatience - 20 : 200;  // passes at a stage
     for (; stages > 0; --stages) {
-      minimise(T(0.1), std::min(options_->max_iter, result_.iterations + most), false);
+      // One pass is left for the scores as they are.
+      if (result_.iterations + 1 >= options_->max_iter) break;
+      minimise(T(0.1), std::min(options_->max_iter - 1, result_.iterations + most), false);
       if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
         return false;
       }
       if (small && result_.status == Status::max_iter) {
-        rescale(std::pow(kStage, T(stages)));
         impatient_ = true;
-        return true;
+        break;
       }
       rescale(kStage);
     }
+    if (stages > 0) rescale(std::pow(kStage, T(stages)));
     return true;
   }
 
@@ -345,8 +350,8 @@ class CompactSolver {
     return largest;
   }
 
-  // One quasi-Newton step along the projected arc. Returns the passes it took, or -1 if no descent
-  // is left within the resolution.
+  // One quasi-Newton step along the projected arc. Returns the passes it took, at most `budget`, or
+  // -1 if no descent is left within the resolution.
   int descend(int budget) {
     const Instance<T>& p = *p_;
     int free = 0;
@@ -376,7 +381,7 @@ class CompactSolver {
         if (passes > 25) return forget(passes);
         alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant of the slope
         slope = move(alpha);
-      } else if (end_slope < T(0.9) * slope && alpha < T(1e8) && passes < budget) {
+      } else if (end_slope < T(0.9) * slope && alpha < T(1e8) && passes + 2 <= budget) {
         // Hardly any curvature seen: go on, unless the whole arc is at its bounds.
         good = alpha;
         alpha *= 4;
@@ -432,9 +437,9 @@ class CompactSolver {
 
   // Starts again from the multipliers of an interior point method, close to the solution. Without a
   // solution they grow along a ray that proves it: then returns true.
-  bool fall_back() {
+  bool fall_back(int budget) {
     const Instance<T>& p = *p_;
-    result_.iterations += interior_.solve(p, next_.x);
+    result_.iterations += interior_.solve(p, budget, next_.x);
     for (int r = 0; r < p.m; ++r) {
       next_.x[r] = clip(next_.x[r], p.lo[r], p.hi[r]);
       if (!std::isfinite(next_.x[r])) return false;

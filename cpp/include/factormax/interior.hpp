@@ -33,14 +33,14 @@ class InteriorPoint {
     matrix_ = ws.take<T>(most * most);
   }
 
-  // Writes the scaled multipliers into x; returns the number of passes.
-  int solve(const Instance<T>& p, Span<T> x) {
+  // Writes the scaled multipliers into x; returns the number of passes, at most `budget`.
+  int solve(const Instance<T>& p, int budget, Span<T> x) {
     p_ = &p;
     x_ = x;
     start();
     const T feasible = std::numeric_limits<T>::digits > 24 ? T(1e-10) : T(1e-5);
     int step = 0;
-    for (; step < 60; ++step) {
+    for (; step < std::min(budget, 60); ++step) {
       residuals();
       const T gap = complementarity();
       if (!(gap > tolerance_) && max_abs(Span<const T>(primal_.first(p.m))) <= feasible) break;
