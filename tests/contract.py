@@ -71,7 +71,7 @@ class FactorContract:
 
     @pytest.mark.parametrize("method", ["auto", "admm"])
     @pytest.mark.parametrize("negate", [False, True])
-    def test_masked_variables_are_gone(self, negate, method):
+    def test_masked_variables_are_off(self, negate, method):
         """A ragged batch is padding plus a mask; −inf says the same."""
         rng = np.random.default_rng(3)
         for problem in self.problems(negate=negate, repeat=1):

@@ -20,9 +20,9 @@ class Built(NamedTuple):
 
 
 def make_factor(term: Term, u):
-    if term.kind == "Pair":
-        return fm.Pair(u[term.vars[0]], u[term.vars[1]], term.scores)
     literals = [~u[j] if negated else u[j] for j, negated in zip(term.vars, term.neg, strict=True)]
+    if term.kind == "Pair":
+        return fm.Pair(*literals, term.scores)
     return getattr(fm, term.kind)(literals, **term.params)
 
 
@@ -33,11 +33,15 @@ def build(problem: Problem, scores=None, mask=None, batch_dims=0, pair_scores=No
     for term in problem.terms:
         if term.kind != "Pair":
             fg.add(make_factor(term, u))
-    pairs = np.array([term.vars for term in problem.terms if term.kind == "Pair"], int)
+    pairs = [
+        [(~u[j] if negated else u[j])[None] for j, negated in zip(t.vars, t.neg, strict=True)]
+        for t in problem.terms
+        if t.kind == "Pair"
+    ]
     pair = None
-    if len(pairs):
+    if pairs:
         pair_scores = problem.pair_scores if pair_scores is None else pair_scores
-        pair = fg.add(fm.Pair(u[pairs[:, 0]], u[pairs[:, 1]], pair_scores))
+        pair = fg.add(fm.Pair(*map(list, zip(*pairs, strict=True)), pair_scores))
     return Built(fg, u, pair)
 
 

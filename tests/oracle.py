@@ -24,6 +24,7 @@ import scipy.sparse as sp
 from scipy.linalg import null_space
 from scipy.optimize import linprog, nnls
 
+OFF = -1  # the column of a variable that is masked
 PRIMAL_TOL = 1e-10
 DUAL_TOL = 1e-9  # plus the resolution of the scores, see `_dual_tol`
 
@@ -76,20 +77,13 @@ class Term:
     def holds(self, y) -> bool:
         return bool(MEANING[self.kind](self.literals(y), self.params))
 
-    def without(self, gone) -> "Term | None":
-        """The same factor over the variables that remain, or None when it is absent."""
-        keep = [k for k, j in enumerate(self.vars) if not gone[j]]
-        if not keep or (self.kind == "Pair" and len(keep) < 2):
-            return None
-        params = dict(self.params)
-        if "costs" in params:
-            params["costs"] = np.asarray(params["costs"])[keep]
-        return replace(
-            self,
-            vars=tuple(self.vars[k] for k in keep),
-            neg=tuple(self.neg[k] for k in keep),
-            params=params,
-        )
+    def placed(self, place) -> "Term | None":
+        """The factor over the columns `place`, `OFF` where a variable is; None if all of them are.
+
+        A variable that is off is 0, so its literal is false and its negation true.
+        """
+        columns = [int(place[j]) for j in self.vars]
+        return None if set(columns) == {OFF} else replace(self, vars=tuple(columns))
 
     def assignments(self) -> list[tuple[int, ...]]:
         """The allowed 0/1 assignments of the literals, by enumeration."""
@@ -110,21 +104,25 @@ class Structured:
     def __post_init__(self):
         object.__setattr__(self, "vars", tuple(map(int, self.vars)))
 
-    def without(self, gone) -> "Structured | None":
-        """A variable that is not there is off, and so are those structures that use it."""
-        gone = np.array([gone[j] for j in self.vars], bool)
+    def placed(self, place) -> "Structured":
+        """The same over the columns that remain: no structure uses a variable that is off."""
+        columns = np.array([place[j] for j in self.vars], int)
+        gone = columns == OFF
         allowed = (self.M[gone] == 0).all(axis=0)
         allowed &= (self.N[np.isneginf(self.scores)] == 0).all(axis=0)
         scores = np.where(np.isneginf(self.scores), 0.0, self.scores)
-        kept = tuple(np.array(self.vars)[~gone])
         return replace(
-            self, vars=kept, M=self.M[~gone][:, allowed], N=self.N[:, allowed], scores=scores
+            self,
+            vars=tuple(columns[~gone]),
+            M=self.M[~gone][:, allowed],
+            N=self.N[:, allowed],
+            scores=scores,
         )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Scores `eta` of shape (n,), and factors. A score of -inf: the variable is not there."""
+    """Scores `eta` of shape (n,), and factors. A score of -inf: the variable is off."""
 
     eta: np.ndarray
     terms: tuple[Term | Structured, ...] = ()
@@ -149,6 +147,12 @@ class Problem:
 
     def masked(self, mask) -> "Problem":
         return self.with_eta(np.where(mask, self.eta, -np.inf))
+
+    def present(self) -> tuple[np.ndarray, list["Term | Structured | None"]]:
+        """The scores of the variables that may be on, and the factors over those; None: absent."""
+        gone = np.isneginf(self.eta)
+        place = np.where(gone, OFF, np.cumsum(~gone) - 1)
+        return self.eta[~gone], [term.placed(place) for term in self.terms]
 
 
 # Rows ------------------------------------------------------------------------------------
@@ -207,13 +211,17 @@ class _QP:
 
 
 class _RowList:
-    def __init__(self):
+    def __init__(self, equations):
+        self.equations = equations
         self.data, self.col, self.row, self.rhs = [], [], [], []
 
     def add(self, cols, coefficients, rhs):
-        self.row += [len(self.rhs)] * len(cols)
-        self.col += list(cols)
-        self.data += list(coefficients)
+        here = [(c, a) for c, a in zip(cols, coefficients, strict=True) if c != OFF]
+        if not here and (rhs == 0 or (rhs > 0 and not self.equations)):
+            return  # it holds, whatever the variables
+        self.row += [len(self.rhs)] * len(here)
+        self.col += [c for c, _ in here]
+        self.data += [a for _, a in here]
         self.rhs.append(float(rhs))
 
     def matrix(self, width):
@@ -225,7 +233,7 @@ def _lower(eta: np.ndarray, terms: Iterable[Term | Structured]) -> _QP:
     """Columns: the variables, the pairs, then the probabilities of the structures; terms alike."""
     n = len(eta)
     q = list(eta)
-    less, equal = _RowList(), _RowList()
+    less, equal = _RowList(equations=False), _RowList(equations=True)
     for j in range(n):
         less.add([j], [-1], 0)
         less.add([j], [1], 1)
@@ -449,15 +457,15 @@ def solve(problem: Problem, polish: bool = True) -> Exact:
     """
     eta = np.asarray(problem.eta, float)
     gone = np.isneginf(eta)
-    place = np.cumsum(~gone) - 1
+    kept_eta, placed = replace(problem, eta=eta).present()
     terms, pair_place, free_pairs = [], [], []
     number_of_pairs = 0
-    for term in sorted(problem.terms, key=lambda t: t.kind == "Structured"):
-        kept = term.without(gone)
+    both_ways = zip(problem.terms, placed, strict=True)
+    for term, kept in sorted(both_ways, key=lambda t: t[0].kind == "Structured"):
         if kept is not None and term.kind == "Pair" and term.scores == 0:
             free_pairs.append((number_of_pairs, term))
         elif kept is not None:
-            terms.append(replace(kept, vars=tuple(place[j] for j in kept.vars)))
+            terms.append(kept)
             if term.kind == "Pair":
                 pair_place.append(number_of_pairs)
         number_of_pairs += term.kind == "Pair"
@@ -465,7 +473,7 @@ def solve(problem: Problem, polish: bool = True) -> Exact:
         int
     )
 
-    qp = _lower(eta[~gone], terms)
+    qp = _lower(kept_eta, terms)
     both = np.zeros(len(eta) + number_of_pairs)
     x, active = np.zeros(0), np.zeros(0, int)
     if len(qp.q):

@@ -24,7 +24,7 @@ def random_params(kind: str, d: int, rng) -> dict:
 
 def random_term(kind: str, variables, rng, negate=False, scale=1.0) -> Term:
     d = len(variables)
-    neg = rng.random(d) < 0.5 if negate and kind != "Pair" else ()
+    neg = rng.random(d) < 0.5 if negate else ()
     scores = float(scale * rng.normal()) if kind == "Pair" else 0.0
     return Term(kind, variables, neg, random_params(kind, d, rng), scores)
 

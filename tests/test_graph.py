@@ -1,6 +1,7 @@
 """The builder: variables, indexing, batches, masks, and what it refuses."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -346,6 +347,129 @@ def test_a_factor_absent_in_some_instances(rng):
     for row in range(4):
         exact = oracle.solve(Problem(scores[row], terms).masked(mask[row]))
         np.testing.assert_allclose(u.value[row], exact.mu, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factor", "free"),
+    [
+        (lambda a, b, c: fm.Imply([a, b, c]), True),  # a false premise
+        (lambda a, b, c: fm.Imply([b, c, a]), "not both"),
+        (lambda a, b, c: fm.Nand([a, b, c]), True),
+        (lambda a, b, c: fm.Or([~a, b, c]), True),
+        (lambda a, b, c: fm.Or([a, b, c]), "one at least"),
+        (lambda a, b, c: fm.OrOut([b, c, a]), "neither"),
+        (lambda a, b, c: fm.OrOut([b, c, ~a]), "one at least"),
+        (lambda a, b, c: fm.OrOut([b, ~a, c]), "second"),
+        (lambda a, b, c: fm.OrOut([b, a, c]), "equal"),
+        (lambda a, b, c: fm.AndOut([b, ~a, c]), "equal"),
+        (lambda a, b, c: fm.AndOut([b, c, ~a]), "both"),
+        (lambda a, b, c: fm.XorOut([b, c, a]), "neither"),
+        (lambda a, b, c: fm.XorOut([b, c, ~a]), "exactly one"),
+        (lambda a, b, c: fm.Xor([~a, b, c]), "neither"),
+        (lambda a, b, c: fm.AtLeast([~a, b, c], 2), "one at least"),
+        (lambda a, b, c: fm.Knapsack([~a, b, c], [2, 1, 1], 3), "not both"),
+    ],
+)
+@pytest.mark.parametrize("method", ["auto", "admm"])
+def test_a_masked_literal_is_false_and_its_negation_true(factor, free, method):
+    meaning = {
+        True: lambda b, c: True,
+        "not both": lambda b, c: not (b and c),
+        "one at least": lambda b, c: b or c,
+        "neither": lambda b, c: not b and not c,
+        "second": lambda b, c: c,
+        "both": lambda b, c: b and c,
+        "equal": lambda b, c: b == c,
+        "exactly one": lambda b, c: b != c,
+    }[free]
+    allowed = [y for y in itertools.product((0, 1), repeat=2) if meaning(*y)]
+    options = {"method": method}
+    if method == "admm":
+        options |= {"tol": 1e-10, "max_iter": 20_000}
+    for scores in itertools.product((-9.0, -4.0, 5.0, 11.0), (-7.0, -2.0, 3.0, 13.0)):
+        for off in ({"mask": np.array([False, True, True])}, {}):
+            eta = np.array([0.7 if off else -np.inf, *scores])
+            fg = fm.FactorGraph()
+            u = fg.variable_from(eta, **off)
+            fg.add(factor(u[0], u[1], u[2]))
+            assert fg.solve(**options).converged
+            best = max(allowed, key=lambda y: np.dot(scores, y))
+            np.testing.assert_allclose(u.value, [0, *best], atol=1e-7)
+            assert fg.decode().optimal
+            np.testing.assert_array_equal(u.value, [0, *best])
+
+
+@pytest.mark.parametrize("score", [0.6, -0.6])
+@pytest.mark.parametrize("negated", list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_pair_with_one_end_masked(score, negated, off):
+    """Nothing if the masked literal is false, a score of the other literal if it is true."""
+    mask = np.arange(2) != off
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.3, 0.3]), mask=mask)
+    ends = [~u[j] if negated[j] else u[j] for j in range(2)]
+    pair = fg.add(fm.Pair(*ends, score))
+    solution = fg.solve()
+    other = 1 - off
+    sign = -1 if negated[other] else 1
+    eta = 0.3 + (sign * score if negated[off] else 0)
+    value = np.clip(eta, 0, 1)
+    assert u.value[other] == pytest.approx(value, abs=1e-15)
+    assert u.value[off] == 0
+    literal = 1 - value if negated[other] else value
+    assert pair.value == pytest.approx(literal if negated[off] else 0, abs=1e-15)
+    free = 0 < value < 1
+    grads = solution.vjp({u: np.array([2.0, 3.0]), pair: 5.0})
+    slope = np.array([2.0, 3.0])[other] + (5 * sign if negated[off] else 0)
+    assert grads[u][other] == pytest.approx(slope * free)
+    assert grads[u][off] == 0
+    assert grads[pair] == pytest.approx(sign * slope * free if negated[off] else 0)
+
+
+def test_a_ragged_clustering_is_its_parts():
+    """Transitivity over padded pairs: Imply with a masked literal must not force the others."""
+    rng = np.random.default_rng(0)
+    n = 4
+    scores = rng.normal(size=(3, n, n))
+    sizes = [4, 3, 2]
+
+    def transitive(scores, mask=None, batch_dims=0):
+        fg = fm.FactorGraph(batch_dims=batch_dims)
+        u = fg.variable_from(scores, mask=mask)
+        n = u.shape[0]
+        for i, j, k in itertools.permutations(range(n), 3):
+            fg.add(fm.Imply([u[i, j], u[j, k], u[i, k]]))
+        fg.solve()
+        return u.value
+
+    mask = np.zeros((3, n, n), bool)
+    for b, size in enumerate(sizes):
+        mask[b, :size, :size] = True
+    together = transitive(scores, mask, batch_dims=1)
+    for b, size in enumerate(sizes):
+        alone = transitive(scores[b, :size, :size])
+        np.testing.assert_allclose(together[b, :size, :size], alone, atol=1e-9)
+
+
+def test_an_instance_alone_is_the_same_bit_for_bit_beside_shared_parameters():
+    rng = np.random.default_rng(3)
+    scores = 3 * rng.normal(size=(3, 6, 7))
+    budgets, costs = rng.integers(1, 4, (3, 7)), rng.uniform(0.5, 2, (3, 6))
+
+    def solved(part):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores[part])
+        for i in range(6):
+            fg.add(fm.Budget(u[i], 2))
+            fg.add(fm.Budget(u[:, i], budgets[part, i]))
+            fg.add(fm.Knapsack(u[:, i], costs[part] if i % 2 else costs[0], 3.0))
+        fg.add(fm.Xor(u[:, 6]))
+        fg.solve()
+        return u.value
+
+    together = solved(slice(None))
+    for b in range(3):
+        np.testing.assert_array_equal(together[b], solved(slice(b, b + 1))[0])
 
 
 def test_masks_that_make_a_count_infeasible():

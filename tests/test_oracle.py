@@ -91,11 +91,12 @@ def test_known_answers():
     np.testing.assert_allclose([*exact.mu, *exact.mu_pair], 0.35)
 
 
-def test_minus_infinity_removes_the_variable():
-    problem = Problem(
-        np.array([0.4, -np.inf, 0.1]), (Term("Xor", range(3)), Term("OrOut", (0, 2, 1)))
-    )
-    np.testing.assert_allclose(oracle.solve(problem).mu, [0.5, 0, 0.5])
+def test_minus_infinity_switches_the_variable_off():
+    terms = (Term("Xor", range(3)), Term("Or", (1, 0), (True, False)), Term("Or", (1,)))
+    problem = Problem(np.array([0.4, -np.inf, 0.1]), terms)
+    np.testing.assert_allclose(oracle.solve(problem).mu, [0.65, 0, 0.35])
+    with pytest.raises(oracle.Infeasible):
+        oracle.solve(Problem(problem.eta, (terms[0], Term("OrOut", (0, 2, 1)))))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -275,3 +275,30 @@ def test_tied_rows_do_not_go_round_in_circles(dtype):
         fg = fm.FactorGraph(batch_dims=1)
         fg.add(fm.Matching(fg.variable_from(eta.astype(dtype))))
         assert (fg.solve().status == fm.Status.CONVERGED).all()
+
+
+@pytest.mark.parametrize("by_rows", [engine.NEVER, engine.ALWAYS])
+def test_factors_over_arcs_from_absent_words_stay(monkeypatch, by_rows):
+    """Arcs to a word that is absent are off, but were not masked: factors over them stay."""
+    monkeypatch.setattr(engine, "BY_ROWS", by_rows)
+    mask = np.ones((3, 3), bool)
+    mask[2] = False  # word 2 is absent; u[0, 2] and u[1, 2] are not masked
+    scores = 0.1 * np.arange(9.0).reshape(3, 3)
+
+    def solved(*factors):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores, mask=mask)
+        fg.add(fm.DepTree(u))
+        for factor in factors:
+            fg.add(factor(u))
+        return u, fg.solve(on_failure="ignore")
+
+    u, solution = solved()
+    assert solution.converged and not u.value[:, 2].any()
+    assert solved(lambda u: fm.Or(u[:2, 2]))[1].status is fm.Status.INFEASIBLE
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores, mask=mask)
+    fg.add(fm.DepTree(u))
+    pair = fg.add(fm.Pair(~u[0, 2], ~u[1, 2], 2.0))
+    fg.solve()
+    assert pair.value == 1

@@ -113,6 +113,8 @@ bool shape_fits(factormax::OracleKind kind, factormax::Span<const std::int32_t> 
 struct Graph {
   int num_vars = 0, num_links = 0;
   Vector<const std::int32_t> row_ptr;
+  Vector<const std::int32_t> col;
+  Vector<const std::int8_t> row_kind;
   Matrix<const std::int32_t> pairs;
   Matrix<const std::uint8_t> pair_negated;
   Vector<const std::int32_t> block_ptr;
@@ -135,6 +137,9 @@ struct Graph {
                 entries >= 0 && entries + 2 * count < limit,
             "the graph is too large: the core indexes with 32 bits");
     require_offsets(row_ptr, static_cast<std::size_t>(entries), "row_ptr");
+    require(col.shape(0) == std::size_t(entries), "col has the wrong shape");
+    require_range(col.data(), col.size(), num_vars, "col");
+    require(row_kind.shape(0) == rows, "row_kind has the wrong shape");
     require(block_ptr.shape(0) == blocks + 1, "block_ptr has the wrong shape");
     require_offsets(block_ptr, rows, "block_ptr");
     require(pairs.shape(1) == 2 && pair_negated.shape(1) == 2 && pair_negated.shape(0) == count,
@@ -200,9 +205,7 @@ struct Graph {
 // The numbers of a batch, as they come from `factormax.engine`.
 template <class T>
 struct Batch {
-  Matrix<const std::int32_t> col;
   Matrix<const T> coef, rhs;
-  Matrix<const std::int8_t> kind;
   Matrix<const double> oracle_param;
   OptionalMatrix<const std::uint8_t> mask;
   Matrix<const T> eta_u, eta_v;
@@ -217,8 +220,10 @@ Problem<T> make_problem(const Graph& g, const Batch<T>& b) {
   p.num_rows = static_cast<int>(rows);
   p.num_entries = static_cast<int>(entries);
   p.num_pairs = static_cast<int>(g.pairs.shape(0));
-  p.num_blocks = static_cast<int>(g.block_kind.shape(0));
+  p.num_blocks = p.num_factors = static_cast<int>(g.block_kind.shape(0));
   p.row_ptr = g.row_ptr.data();
+  p.col = g.col.data();
+  p.kind = g.row_kind.data();
   p.pair_var = g.pairs.data();
   p.pair_negated = g.pair_negated.data();
   p.block_ptr = g.block_ptr.data();
@@ -226,11 +231,8 @@ Problem<T> make_problem(const Graph& g, const Batch<T>& b) {
   p.block_isolated = g.block_isolated.data();
   p.structured = g.structured<T>();
   p.structured.param = batched(b.oracle_param, batch, g.oracle_kind.shape(0), "oracle_param");
-  p.col = batched(b.col, batch, entries, "col");
   p.coef = batched(b.coef, batch, entries, "coef");
   p.rhs = batched(b.rhs, batch, rows, "rhs");
-  p.kind = batched(b.kind, batch, rows, "kind");
-  require_range(b.col.data(), b.col.size(), g.num_vars, "col");
   if (b.mask) p.mask = batched(*b.mask, batch, n, "mask");
   p.eta_u = batched(b.eta_u, batch, n, "eta_u");
   p.eta_v = batched(b.eta_v, batch, p.num_scores(), "eta_v");
@@ -423,17 +425,16 @@ void raise_if_failed(const factormax::Control& control) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
 }
 
-#define FACTORMAX_BATCH_PARAMETERS                                                               \
-  const Graph &graph, Matrix<const std::int32_t> col, Matrix<const T> coef, Matrix<const T> rhs, \
-      Matrix<const std::int8_t> kind, Matrix<const double> oracle_param,                         \
-      OptionalMatrix<const std::uint8_t> mask, Matrix<const T> eta_u, Matrix<const T> eta_v
+#define FACTORMAX_BATCH_PARAMETERS                                                \
+  const Graph &graph, Matrix<const T> coef, Matrix<const T> rhs,                  \
+      Matrix<const double> oracle_param, OptionalMatrix<const std::uint8_t> mask, \
+      Matrix<const T> eta_u, Matrix<const T> eta_v
 
-#define FACTORMAX_BATCH_NAMES                                                                    \
-  "graph"_a, "col"_a, "coef"_a, "rhs"_a, "kind"_a, "oracle_param"_a, "mask"_a.none(), "eta_u"_a, \
-      "eta_v"_a
+#define FACTORMAX_BATCH_NAMES \
+  "graph"_a, "coef"_a, "rhs"_a, "oracle_param"_a, "mask"_a.none(), "eta_u"_a, "eta_v"_a
 
 #define FACTORMAX_PROBLEM \
-  make_problem<T>(graph, Batch<T>{col, coef, rhs, kind, oracle_param, mask, eta_u, eta_v})
+  make_problem<T>(graph, Batch<T>{coef, rhs, oracle_param, mask, eta_u, eta_v})
 
 using Structures = std::tuple<
     nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>, nb::ndarray<nb::numpy, double, nb::ndim<1>>,
@@ -637,22 +638,29 @@ NB_MODULE(_core, m) {
       .def(
           "__init__",
           [](Graph* self, int num_vars, Vector<const std::int32_t> row_ptr,
+             Vector<const std::int32_t> col, Vector<const std::int8_t> row_kind,
              Matrix<const std::int32_t> pairs, Matrix<const std::uint8_t> pair_negated,
              Vector<const std::int32_t> block_ptr, Vector<const std::int8_t> block_kind,
              Vector<const std::uint8_t> block_isolated, Vector<const std::int8_t> oracle_kind,
              Vector<const std::uint8_t> oracle_linked, Vector<const std::int32_t> oracle_var_ptr,
              Vector<const std::int32_t> oracle_var, Vector<const std::int32_t> oracle_shape_ptr,
              Vector<const std::int32_t> oracle_shape, Vector<const std::int32_t> oracle_score_ptr) {
-            Graph graph{
-                num_vars,       0,          row_ptr,          pairs,        pair_negated,
-                block_ptr,      block_kind, block_isolated,   oracle_kind,  oracle_linked,
-                oracle_var_ptr, oracle_var, oracle_shape_ptr, oracle_shape, oracle_score_ptr};
+            Graph graph{num_vars,         0,
+                        row_ptr,          col,
+                        row_kind,         pairs,
+                        pair_negated,     block_ptr,
+                        block_kind,       block_isolated,
+                        oracle_kind,      oracle_linked,
+                        oracle_var_ptr,   oracle_var,
+                        oracle_shape_ptr, oracle_shape,
+                        oracle_score_ptr};
             graph.check();
             new (self) Graph(graph);
           },
-          "num_vars"_a, "row_ptr"_a, "pairs"_a, "pair_negated"_a, "block_ptr"_a, "block_kind"_a,
-          "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a, "oracle_var_ptr"_a,
-          "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a, "oracle_score_ptr"_a);
+          "num_vars"_a, "row_ptr"_a, "col"_a, "row_kind"_a, "pairs"_a, "pair_negated"_a,
+          "block_ptr"_a, "block_kind"_a, "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a,
+          "oracle_var_ptr"_a, "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a,
+          "oracle_score_ptr"_a);
   bind<double>(m);
   bind<float>(m);
   m.def("best_structures", &best_structures, "kind"_a, "shape"_a, "eta_u"_a, "eta_v"_a, "param"_a,

@@ -248,7 +248,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
                    Span<T> scratch, Control& control, bool may_poll) {
   RowForm<T>& form = state.form;
   Instance<T>& instance = state.instance;
-  form.begin(p, i);
+  if (!form.begin(p, i)) return false;
   const Problem<T>& larger = form.problem();
   if (warm != nullptr) {
     fill(form.tau, T(0));

@@ -14,8 +14,8 @@ struct Literal {
   bool negated = false;
 };
 
-// The index arrays of a graph. With an instance dimension in front of col, coef, rhs, kind, mask,
-// eta_u or eta_v, that array is one for each instance; without, all instances share it.
+// The index arrays of a graph. With an instance dimension in front of coef, rhs, mask, eta_u or
+// eta_v, that array is one for each instance; without, all instances share it.
 template <class T>
 struct Graph {
   int n = 0;
@@ -54,28 +54,23 @@ struct Graph {
     row(literals, std::vector<T>(literals.size(), weight), bound, row_kind);
   }
 
-  // The last literal is the or of the others. Those that `present` leaves out have no row, and the
-  // output is the last one present.
-  void or_out(const std::vector<Literal>& literals, const std::vector<std::uint8_t>& present = {}) {
-    const int d = static_cast<int>(literals.size());
-    const auto here = [&](int k) { return present.empty() || present[literals[k].var] != 0; };
-    const auto sign = [&](int k) { return T(literals[k].negated ? -1 : 1); };
-    const auto offset = [&](int k) { return T(literals[k].negated ? 1 : 0); };
-    int out = d - 1;
-    while (out > 0 && !here(out)) --out;
+  // The last literal is the or of the others.
+  void or_out(const std::vector<Literal>& literals) {
+    const Literal out = literals.back();
+    const auto sign = [](Literal l) { return T(l.negated ? -1 : 1); };
+    const auto offset = [](Literal l) { return T(l.negated ? 1 : 0); };
     T inputs = 0;
-    for (int k = 0; k + 1 < d; ++k) {
-      col.insert(col.end(), {literals[k].var, literals[out].var});
-      coef.insert(coef.end(), {sign(k), -sign(out)});
-      const bool given = here(k) && k != out;
-      end_row(offset(out) - offset(k), given ? RowKind::inequality : RowKind::absent);
+    for (std::size_t k = 0; k + 1 < literals.size(); ++k) {
+      col.insert(col.end(), {literals[k].var, out.var});
+      coef.insert(coef.end(), {sign(literals[k]), -sign(out)});
+      end_row(offset(out) - offset(literals[k]), RowKind::inequality);
+      inputs += offset(literals[k]);
     }
-    for (int k = 0; k < d; ++k) {
-      if (here(k) && k != out) inputs += offset(k);
-      col.push_back(literals[k].var);
-      coef.push_back(here(k) ? (k == out ? sign(k) : -sign(k)) : T(0));
+    for (const Literal& l : literals) {
+      col.push_back(l.var);
+      coef.push_back(l.var == out.var ? sign(l) : -sign(l));
     }
-    end_row(inputs - offset(out), here(out) ? RowKind::inequality : RowKind::absent);
+    end_row(inputs - offset(out), RowKind::inequality);
     end_block(BlockKind::or_out);
   }
 
@@ -91,12 +86,12 @@ struct Graph {
     p.num_rows = num_rows();
     p.num_entries = num_entries();
     p.num_pairs = num_pairs();
-    p.num_blocks = num_blocks();
+    p.num_blocks = p.num_factors = num_blocks();
     p.row_ptr = row_ptr.data();
-    p.col = batched(col, num_entries());
+    p.col = col.data();
+    p.kind = kind.data();
     p.coef = batched(coef, num_entries());
     p.rhs = batched(rhs, num_rows());
-    p.kind = batched(kind, num_rows());
     p.pair_var = pair_var.data();
     p.pair_negated = pair_negated.data();
     p.block_ptr = block_ptr.data();
@@ -160,10 +155,8 @@ Graph<T> stack(const std::vector<Graph<T>>& graphs) {
     to.insert(to.end(), from.begin(), from.end());
   };
   for (std::size_t i = 1; i < graphs.size(); ++i) {
-    append(all.col, graphs[i].col);
     append(all.coef, graphs[i].coef);
     append(all.rhs, graphs[i].rhs);
-    append(all.kind, graphs[i].kind);
     append(all.mask, graphs[i].mask);
     append(all.eta_u, graphs[i].eta_u);
     append(all.eta_v, graphs[i].eta_v);
@@ -189,50 +182,48 @@ Graph<T> matching(int rows, int columns, RowKind kind, T weight = 1) {
   return graph;
 }
 
-// Random factors that a hidden assignment meets. Which factors, and over which variables, depends
-// on the seed alone; their numbers depend on which variables are present, too.
+// Random factors that a hidden assignment meets, in which masked variables are off. Which factors,
+// and over which variables, depends on the seed alone; their numbers depend on the mask, too.
 template <class T>
-Graph<T> logic(std::uint64_t seed, int n, int factors,
-               const std::vector<std::uint8_t>& present = {}) {
+Graph<T> logic(std::uint64_t seed, int n, int factors, const std::vector<std::uint8_t>& mask = {}) {
   Random random(seed);
   Graph<T> graph(n);
   std::vector<int> order(n), truth(n);
-  for (int j = 0; j < n; ++j) order[j] = j;
-  for (int& value : truth) value = random.flip();
+  for (int j = 0; j < n; ++j) {
+    order[j] = j;
+    truth[j] = random.flip();
+    if (!mask.empty() && mask[j] == 0) truth[j] = 0;
+  }
   for (int f = 0; f < factors; ++f) {
     const int d = random.integer(2, std::min(6, n)), kind = random.integer(0, 3);
     const bool weighted = random.integer(0, 3) == 0;
     std::vector<Literal> literals;
     std::vector<T> weights;
-    int last = -1, on = 0;  // among those present: the last one, how many are on
+    int on = 0;
     T load = 0, total = 0;
     bool last_on = false;
     for (int k = 0; k < d; ++k) {
       std::swap(order[k], order[random.integer(k, n - 1)]);
       const bool negated = random.integer(0, 3) == 0;
       const int weight = random.integer(1, 4), j = order[k];
-      const bool here = present.empty() || present[j] != 0;
       literals.push_back({j, negated});
-      weights.push_back(here ? (weighted ? T(weight) : T(1)) : T(0));
-      if (!here) continue;
-      last = k;
+      weights.push_back(weighted ? T(weight) : T(1));
       last_on = (truth[j] != 0) != negated;
       on += last_on;
       load += last_on ? weights[k] : T(0);
       total += weights[k];
     }
-    const RowKind less = total > 0 ? RowKind::inequality : RowKind::absent;
     if (kind == 0) {  // Xor, Exactly
-      graph.row(literals, weights, load, total > 0 ? RowKind::equality : RowKind::absent);
+      graph.row(literals, weights, load, RowKind::equality);
     } else if (kind == 1) {  // AtMostOne, Budget, Knapsack
-      graph.row(literals, weights, std::max(load, std::floor(total / 2)), less);
+      graph.row(literals, weights, std::max(load, std::floor(total / 2)), RowKind::inequality);
     } else if (kind == 2) {  // Or
       for (T& weight : weights) weight = -weight;
-      graph.row(literals, weights, -std::min(load, T(1)), less);
+      graph.row(literals, weights, -std::min(load, T(1)), RowKind::inequality);
     } else {
       const bool any = on > static_cast<int>(last_on);
-      if (last >= 0 && any != last_on) literals[last].negated = !literals[last].negated;
-      graph.or_out(literals, present);
+      if (any != last_on) literals.back().negated = !literals.back().negated;
+      graph.or_out(literals);
     }
   }
   return graph;

@@ -34,22 +34,26 @@ Plain plain(Graph<T>& graph, int i) {
     out.present.push_back(!masked && out.eta[j] != -kInf);
   }
   for (int r = 0; r < p.num_rows; ++r) {
-    const auto kind = static_cast<RowKind>(p.kind.at(i)[r]);
+    const auto kind = static_cast<RowKind>(p.kind[r]);
     if (kind == RowKind::absent) continue;
     Row row{r, {}, {}, p.rhs.at(i)[r], kind == RowKind::equality ? -kInf : 0, kInf};
     for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
-      if (!out.present[p.col.at(i)[k]]) continue;
-      row.var.push_back(p.col.at(i)[k]);
+      if (!out.present[p.col[k]]) continue;
+      row.var.push_back(p.col[k]);
       row.coef.push_back(p.coef.at(i)[k]);
     }
     out.rows.push_back(row);
   }
   for (int q = 0; q < p.num_pairs; ++q) {
     const int j1 = p.pair_var[2 * q], j2 = p.pair_var[2 * q + 1];
-    if (!out.present[j1] || !out.present[j2]) continue;
+    if (!out.present[j1] && !out.present[j2]) continue;
     const double n1 = p.pair_negated[2 * q], n2 = p.pair_negated[2 * q + 1];
     const double s = p.eta_v.at(i)[q], sign1 = 1 - 2 * n1, sign2 = 1 - 2 * n2;
-    if (s >= 0) {  // s l2, and s for each unit of  l2 - l1 > 0
+    if (!out.present[j2]) {  // its literal is a constant, n2
+      out.eta[j1] += n2 * s * sign1;
+    } else if (!out.present[j1]) {
+      out.eta[j2] += n1 * s * sign2;
+    } else if (s >= 0) {  // s l2, and s for each unit of  l2 - l1 > 0
       out.eta[j2] += s * sign2;
       out.rows.push_back({p.num_rows + q, {j1, j2}, {-sign1, sign2}, n1 - n2, 0, s});
     } else {  // -s for each unit of  l1 + l2 - 1 > 0
@@ -139,12 +143,14 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
   // Rows hold, multipliers keep their bounds, and one of both is tight.
   std::vector<bool> seen(out.dual, false);
   for (const Row& row : p.rows) {
-    double slack = row.b, squares = 0;
+    double slack = row.b, squares = 0, most = 0;
     for (std::size_t k = 0; k < row.var.size(); ++k) {
       slack -= row.coef[k] * mu[row.var[k]];
       squares += row.coef[k] * row.coef[k];
+      most += std::max(row.coef[k], 0.0);
     }
-    if (squares == 0) continue;  // no variable left: nothing to say, and absent in the answer
+    // What holds whatever the variables is absent from the answer.
+    if (squares == 0 || (row.lo == 0 && row.hi == kInf && most <= row.b)) continue;
     seen[row.index] = true;
     const double norm = std::sqrt(squares), t = tau[row.index];
     CHECK(t >= row.lo - tol && t <= row.hi + tol);
@@ -175,7 +181,7 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
   for (int q = 0; q < out.pairs; ++q) {
     const int j1 = graph.pair_var[2 * q], j2 = graph.pair_var[2 * q + 1];
     const T value = out.mu_v[std::size_t(i) * out.pairs + q];
-    if (!p.present[j1] || !p.present[j2]) {
+    if (!p.present[j1] && !p.present[j2]) {
       CHECK(value == 0);
       continue;
     }

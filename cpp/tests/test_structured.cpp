@@ -143,8 +143,8 @@ void check_hubs(const Problem<T>& p, const Answer<T>& a, int batch, double tol) 
     for (int r = 0; r < p.num_rows; ++r) {
       double product = 0;
       for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
-        z[p.col.at(i)[k]] -= double(p.coef.at(i)[k]) * a.tau[i * p.num_dual() + r];
-        product += double(p.coef.at(i)[k]) * mu[p.col.at(i)[k]];
+        z[p.col[k]] -= double(p.coef.at(i)[k]) * a.tau[i * p.num_dual() + r];
+        product += double(p.coef.at(i)[k]) * mu[p.col[k]];
       }
       CHECK(product <= p.rhs.at(i)[r] + tol);
     }

@@ -3,7 +3,7 @@
 A graph is described by a `Wiring`: a text that names each factor's kind and size, and the
 concatenated indices. `compile_wiring` turns it into a `CompiledGraph`, once: graphs built again
 and again with the same wiring, as a training loop does, share it. `CompiledGraph.lower` adds what
-depends on masks and parameters.
+depends on parameters.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def num_dual(spec: str) -> int:
 
 @dataclass
 class _Bundle:
-    """All factors of one kind, size and parameter layout: lowered together."""
+    """All factors of one kind and size: lowered together.
+
+    Whether parameters are shared must not matter here: the order of the rows, and so the last bit
+    of an answer, would differ between an instance alone and the same in a batch.
+    """
 
     cls: type[BaseFactor]
     index: IndexArray  # (k, d)
@@ -105,10 +109,8 @@ class _Bundle:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The rows of a batch. A leading dimension of 1 is shared by all instances."""
+    """The numbers of a batch's rows. A leading dimension of 1 is shared by all instances."""
 
-    col: npt.NDArray[np.int32]  # (1 | B, nnz)
-    kind: npt.NDArray[np.int8]  # (1 | B, R)
     coef: FloatArray  # (1 | B, nnz)
     rhs: FloatArray  # (1 | B, R)
 
@@ -167,7 +169,8 @@ class CompiledGraph:
     """The immutable index arrays of a graph.
 
     Attributes:
-        row_ptr: `(R + 1,)`, where the entries of each row begin.
+        row_ptr: `(R + 1,)`, where the entries of each row begin; `col`: `(nnz,)`, their variables;
+            `row_kind`: `(R,)`, equations and inequalities.
         pairs: `(P, 2)`, the variables of each pair; `pair_negated` likewise.
         block_ptr: `(F + 1,)`, where the rows of each factor begin; `block_kind`: `(F,)`.
         block_isolated: `(F + P,)`, factors that share no variable with another.
@@ -183,7 +186,7 @@ class CompiledGraph:
         self.entries = parse_spec(wiring.spec)
         pairs: list[IndexArray] = []
         pair_negated: list[npt.NDArray[np.bool_]] = []
-        bundles: dict[tuple[type[BaseFactor], int, str], list[int]] = {}
+        bundles: dict[tuple[type[BaseFactor], int], list[int]] = {}
         structured: list[tuple[int, IndexArray]] = []
         index: list[IndexArray] = []
         negated: list[npt.NDArray[np.bool_]] = []
@@ -203,7 +206,7 @@ class CompiledGraph:
                 pairs.append(index[-1])
                 pair_negated.append(negated[-1])
             elif entry.k > 0:
-                bundles.setdefault((entry.cls, entry.d, entry.flags), []).append(position)
+                bundles.setdefault((entry.cls, entry.d), []).append(position)
         self.bundles = [
             _Bundle(
                 cls,
@@ -211,19 +214,27 @@ class CompiledGraph:
                 _rows([negated[i] for i in members]),
                 members,
             )
-            for (cls, _, _), members in bundles.items()
+            for (cls, _), members in bundles.items()
         ]
         self.pairs = _stack(pairs, np.int32)
         self.pair_negated = _stack(pair_negated, np.uint8)
         self._last: tuple[Any, Lowered] | None = None
         self._shared_params = not any("b" in e.flags for e in self.entries)
 
-        self.row_ptr, self.block_ptr, self.block_kind = self._blocks()
+        self._lay_out_blocks()
         self.oracles = Oracles.of(self.entries, structured)
         self.block_isolated = self._isolated(variables)
         o = self.oracles
-        arrays: list[Any] = [self.row_ptr, self.pairs, self.pair_negated, self.block_ptr]
-        arrays += [self.block_kind, self.block_isolated, o.kind, o.linked, o.var_ptr, o.var]
+        arrays: list[Any] = [self.row_ptr, self.col, self.row_kind, self.pairs, self.pair_negated]
+        arrays += [
+            self.block_ptr,
+            self.block_kind,
+            self.block_isolated,
+            o.kind,
+            o.linked,
+            o.var_ptr,
+            o.var,
+        ]
         arrays += [o.shape_ptr, o.shape, o.score_ptr]
         for array in arrays:  # checked once, so nobody may change them
             array.setflags(write=False)
@@ -235,20 +246,26 @@ class CompiledGraph:
         """Copied and pickled by compiling again: the core's part lives in this process."""
         return CompiledGraph, (self._wiring,)
 
-    def _blocks(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Where rows and blocks begin, and the kinds of blocks."""
+    def _lay_out_blocks(self) -> None:
+        """The rows, the variables of their entries, and the blocks they make up."""
         count = sum([len(b.index) for b in self.bundles])
         rows = np.empty(count, dtype=np.int32)  # of each block
-        kinds = np.empty(count, dtype=np.int8)
-        lengths, start = [np.zeros(0, dtype=np.int32)], 0
+        self.block_kind = np.empty(count, dtype=np.int8)
+        none: npt.NDArray[Any] = np.zeros(0, dtype=np.int32)
+        lengths, kinds, columns, start = [none], [none], [none], 0
         for b in self.bundles:
             k, d = b.index.shape
-            own = np.array(b.cls.row_lengths(d), dtype=np.int32)
-            lengths.append(own.repeat(k) if len(own) == 1 else np.tile(own, k))
-            rows[start : start + k] = len(own)
-            kinds[start : start + k] = b.cls.block_kind
+            own = np.array([b.cls.row_lengths(d), b.cls.row_kinds(d)], dtype=np.int32)
+            every = own.repeat(k, axis=1) if own.shape[1] == 1 else np.tile(own, k)
+            lengths.append(every[0])
+            kinds.append(every[1])
+            columns.append(b.cls.columns(b.index).reshape(-1))
+            rows[start : start + k] = own.shape[1]
+            self.block_kind[start : start + k] = b.cls.block_kind
             start += k
-        return _offsets(np.concatenate(lengths)), _offsets(rows), kinds
+        self.row_ptr, self.block_ptr = _offsets(np.concatenate(lengths)), _offsets(rows)
+        self.row_kind = np.concatenate(kinds).astype(np.int8)
+        self.col = np.concatenate(columns, dtype=np.int32, casting="same_kind")
 
     def _isolated(self, variables: IndexArray) -> npt.NDArray[np.uint8]:
         """variables: of all factors, as often as they are in one."""
@@ -264,25 +281,23 @@ class CompiledGraph:
         """The number of hard rows."""
         return len(self.row_ptr) - 1
 
-    def lower(
-        self,
-        params: FloatArray,
-        mask: npt.NDArray[np.bool_] | None,
-        batch: int,
-        dtype: npt.DTypeLike,
-    ) -> Lowered:
-        """The rows of a batch with these parameters (flat) and mask (`(B, n)`, or None)."""
-        static = mask is None and self._shared_params
-        key = (np.dtype(dtype), params.tobytes()) if static else None
+    def rows_present(self, here: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """`(B, R)`: False for the rows of a factor all of whose variables are masked.
+
+        here: `(B, n)`, the variables that are not.
+        """
+        blocks = [here[:, b.index].any(axis=-1) for b in self.bundles]
+        each = np.concatenate([np.zeros((len(here), 0), dtype=bool), *blocks], axis=1)
+        return np.repeat(each, np.diff(self.block_ptr), axis=1)
+
+    def lower(self, params: FloatArray, batch: int, dtype: npt.DTypeLike) -> Lowered:
+        """The rows of a batch with these parameters (flat)."""
+        key = (np.dtype(dtype), params.tobytes()) if self._shared_params else None
         last = self._last
         if last is not None and key is not None and last[0] == key:
             return last[1]
-        blocks = [
-            self._lower_bundle(b, self._params_of(b, params, batch), mask) for b in self.bundles
-        ]
+        blocks = [self._lower_bundle(b, self._params_of(b, params, batch)) for b in self.bundles]
         lowered = Lowered(
-            col=_join([r.col for r in blocks], np.int32),
-            kind=_join([r.kind for r in blocks], np.int8),
             coef=_join([r.coef for r in blocks], dtype),
             rhs=_join([r.rhs for r in blocks], dtype),
         )
@@ -343,7 +358,9 @@ class CompiledGraph:
                 lead = batch if entry.flags[slot] == "b" else 1
                 start = offsets[position] + self._slot_offset(entry, slot, batch)
                 parts.append(params[start : start + lead * size].reshape(lead, size))
-            joined = np.concatenate(parts, axis=1)
+            lead = max([len(p) for p in parts])
+            same = [p if len(p) == lead else spread(p, (lead, p.shape[1])) for p in parts]
+            joined = np.concatenate(same, axis=1)
             literal = shape == "literal"
             collected.append(joined.reshape(len(joined), -1, d) if literal else joined)
         return collected
@@ -364,17 +381,10 @@ class CompiledGraph:
             start += self._slot_offset(entry, len(entry.flags), batch)
         return offsets
 
-    def _lower_bundle(
-        self,
-        bundle: _Bundle,
-        params: list[FloatArray],
-        mask: npt.NDArray[np.bool_] | None,
-    ) -> RowBlocks:
-        k, d = bundle.index.shape
-        bundle.cls.check_params(tuple(params), d, bundle.cls.__name__)
-        present = np.ones((1, k, d), dtype=bool) if mask is None else mask[:, bundle.index]
-        group = Group(bundle.index, bundle.negated, present, tuple(params), mask is None)
-        blocks = bundle.cls.lower(group)
+    @staticmethod
+    def _lower_bundle(bundle: _Bundle, params: list[FloatArray]) -> RowBlocks:
+        bundle.cls.check_params(tuple(params), bundle.index.shape[1], bundle.cls.__name__)
+        blocks = bundle.cls.lower(Group(bundle.negated, tuple(params)))
         if params:  # a bound beyond all reason never binds, and must not become infinite
             blocks.rhs = np.clip(blocks.rhs, -1e30, 1e30)
         return blocks

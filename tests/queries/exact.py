@@ -33,12 +33,9 @@ HIGHS = {"primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-
 
 
 def present(problem: Problem) -> tuple[np.ndarray, list]:
-    """What is there: the scores, and the factors over the variables that remain."""
-    gone = np.isneginf(problem.eta)
-    place = np.cumsum(~gone) - 1
-    kept = [term.without(gone) for term in problem.terms]
-    kept = [t for t in kept if t is not None and len(t.vars)]
-    return problem.eta[~gone], [replace(t, vars=tuple(place[j] for j in t.vars)) for t in kept]
+    """What is there: the scores, and the factors over the variables that may be on."""
+    eta, terms = problem.present()
+    return eta, [t for t in terms if t is not None and len(t.vars)]
 
 
 def linear_program(problem: Problem) -> float:
@@ -69,6 +66,7 @@ def score_of(problem: Problem, x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
     here = x[:, ~gone].astype(np.int64)
     total = here @ eta
+    here = np.hstack([here, np.zeros((len(x), 1), np.int64)])  # the last column is `oracle.OFF`
     for t in terms:
         places = 2 ** np.arange(len(t.vars))
         if t.kind == "Structured":  # an assignment may be several structures

@@ -85,6 +85,8 @@ def literal_rows(factor: Factor) -> list[tuple[dict[int, float], float, int]]:
             return [(everyone, factor.count, EQUALITY)]
         case "Knapsack":
             return [(dict(enumerate(factor.costs)), factor.count, INEQUALITY)]
+        case "OrOut" | "AndOut" if d == 2:
+            return [(total, 0, EQUALITY)]
         case "OrOut" | "AndOut":
             return [(row, 0, INEQUALITY) for row in (*implications, total)]
     raise AssertionError(factor.name)
@@ -108,10 +110,10 @@ def compile_graph(graph: Graph) -> Compiled:
     return Compiled(
         num_variables=len(graph.eta_u),
         row_ptr=np.array(row_ptr, np.int32),
-        col=np.array([col], np.int32),
+        col=np.array(col, np.int32),
         coef=np.array([coef], np.float64),
         rhs=np.array([rhs], np.float64),
-        kind=np.array([kind], np.int8),
+        kind=np.array(kind, np.int8),
         pairs=np.array(graph.pairs, np.int32),
         pair_negated=np.array(graph.pair_negated, np.bool_),
         block_ptr=np.array(block_ptr, np.int32),

@@ -43,40 +43,37 @@ def test_pairs_become_soft_rows():
     np.testing.assert_allclose(pair_values(problem, np.array([0.5, 0.2, 0.9])), [0.5, 0.7])
 
 
-def test_a_masked_variable_is_gone():
-    plain = (False,) * 3
+def test_a_masked_variable_is_off():
     graph = Graph(
         eta_u=np.array([0.3, np.nan, 0.2, 0.9]),
-        factors=(Factor("Xor", (0, 1, 2), plain), Factor("Or", (1,), (False,))),
-        pairs=np.array([[0, 1], [2, 3]]),
-        pair_negated=np.zeros((2, 2), bool),
-        eta_v=np.array([5.0, -0.4]),
+        factors=(
+            Factor("Xor", (0, 1, 2), (False,) * 3),
+            Factor("Or", (1,), (False,)),  # absent: nothing of it is left
+            Factor("Or", (1, 3), (True, False)),  # holds by the negation
+        ),
+        pairs=np.array([[0, 1], [2, 3], [1, 3]]),
+        pair_negated=np.array([[False, False], [False, False], [True, False]]),
+        eta_v=np.array([5.0, -0.4, -0.6]),
     )
-    compiled = compile_graph(graph)
-    kind = compiled.kind.copy()
-    kind[0, 1] = 0  # the Or has no variable left: the compiler says so
-    compiled = dataclasses.replace(compiled, kind=kind)
     mask = np.array([True, False, True, True])
-    problem = from_compiled(compiled, 0, graph.eta_u, graph.eta_v, mask)
-    assert problem.A.shape == (4, 3)
-    np.testing.assert_array_equal(problem.hi, [np.inf, 0, 0, 0.4])
-    assert [block.links for block in problem.blocks] == [(0, 1), (1, 2)]
+    problem = from_compiled(compile_graph(graph), 0, graph.eta_u, graph.eta_v, mask)
+    assert problem.A.shape == (6, 3)
+    np.testing.assert_array_equal(problem.hi, [np.inf, 0, np.inf, 5, 0.4, 0.6])
 
     mu, _ = solve(problem)
     without = Graph(
-        graph.eta_u[mask],
+        np.array([0.3, 0.2, 0.9 - 0.6]),  # the last pair is a score of the last variable
         (Factor("Xor", (0, 1), (False,) * 2),),
         np.array([[1, 2]]),
         np.zeros((1, 2), bool),
-        graph.eta_v[1:],
+        graph.eta_v[1:2],
     )
     expected, _ = solve(without.problem())
     np.testing.assert_allclose(mu, expected, atol=1e-12)
     np.testing.assert_allclose(problem.to_graph(mu)[mask], expected, atol=1e-12)
     assert problem.to_graph(mu)[1] == 0
-    np.testing.assert_allclose(
-        pair_values(problem, mu), [0, *pair_values(without.problem(), expected)], atol=1e-12
-    )
+    (middle,) = pair_values(without.problem(), expected)
+    np.testing.assert_allclose(pair_values(problem, mu), [0, middle, expected[2]], atol=1e-12)
 
 
 def test_instances_have_their_own_parameters():
@@ -95,28 +92,17 @@ def test_or_out_block_knows_its_literals():
     assert block.rows == (0, 1, 2)
 
 
-def test_or_out_whose_output_is_masked_ends_with_the_last_that_remains():
-    # OrOut(0, 1, 2) without 2 is OrOut(0, 1): rows ℓ₀ − ℓ₁ ≤ 0 and ℓ₁ − ℓ₀ ≤ 0.
-    compiled = dataclasses.replace(
-        compile_graph(Graph(np.zeros(3), (Factor("OrOut", (0, 1, 2), (False,) * 3),))),
-        col=np.array([[0, 1, 1, 2, 0, 1, 2]], np.int32),
-        coef=np.array([[1.0, -1, 1, -1, -1, 1, 1]]),
-        kind=np.array([[1, 0, 1]], np.int8),
-    )
+def test_or_out_whose_output_is_masked_switches_its_inputs_off():
+    compiled = compile_graph(Graph(np.zeros(3), (Factor("OrOut", (0, 1, 2), (False,) * 3),)))
     mask = np.array([True, True, False])
     problem = from_compiled(compiled, 0, np.array([0.2, 0.6, 0.0]), NONE, mask)
-    (block,) = problem.blocks
-    assert block.links == (0, 1)
-    assert block.rows == (0, 2)
-    np.testing.assert_allclose(solve(problem)[0], [0.4, 0.4], atol=1e-12)
+    assert not any(block.or_out for block in problem.blocks)
+    np.testing.assert_allclose(solve(problem)[0], [0, 0], atol=1e-12)
 
 
-def test_or_out_with_one_input_may_be_one_equality():
-    compiled = dataclasses.replace(
-        compile_graph(Graph(np.zeros(2), (Factor("OrOut", (0, 1), (False, True)),))),
-        kind=np.array([[0, 2]], np.int8),
-    )
-    problem = from_compiled(compiled, 0, np.array([0.2, 0.6]), NONE)
+def test_or_out_with_one_input_is_one_equality():
+    graph = Graph(np.array([0.2, 0.6]), (Factor("OrOut", (0, 1), (False, True)),))
+    problem = graph.problem()
     (block,) = problem.blocks
     assert block.links == (0, 1)
     assert not block.or_out

@@ -5,6 +5,8 @@
 // with M Q c in place of J d on structured factors, where c is the gradient with respect to p.
 #pragma once
 
+#include <utility>
+
 #include "factormax/dual.hpp"
 #include "factormax/reduced.hpp"
 
@@ -166,7 +168,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   }
 }
 
-// The literals of pair q: l = negated ? 1 - mu : mu.
+// The literals of pair q: l = negated ? 1 - mu : mu. A masked variable is 0.
 template <class T>
 struct PairView {
   int j1, j2;
@@ -181,6 +183,17 @@ struct PairView {
   T value(const T* mu, T score) const {
     const T l1 = sign1 > 0 ? mu[j1] : 1 - mu[j1], l2 = sign2 > 0 ? mu[j2] : 1 - mu[j2];
     return score >= 0 ? std::min(l1, l2) : std::max(T(0), l1 + l2 - 1);
+  }
+
+  // How the value moves with the two variables. `upper`: the multiplier of its row is at its upper
+  // bound.
+  std::pair<T, T> slope(const Instance<T>& p, T score, bool upper) const {
+    const bool here1 = p.new_var[j1] >= 0, here2 = p.new_var[j2] >= 0;
+    if (here1 && here2) {
+      if (score >= 0) return upper ? std::pair{sign1, T(0)} : std::pair{T(0), sign2};
+      return upper ? std::pair{sign1, sign2} : std::pair{T(0), T(0)};
+    }
+    return {here1 && sign2 < 0 ? sign1 : T(0), here2 && sign1 < 0 ? sign2 : T(0)};
   }
 };
 
@@ -225,8 +238,8 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
   const auto interior = static_cast<std::int8_t>(Side::interior);
   const auto at_upper = static_cast<std::int8_t>(Side::upper);
   const T* score = problem.eta_v.at(instance);
-  const auto present = [&](const PairView<T>& pair) {
-    return p.new_var[pair.j1] >= 0 && p.new_var[pair.j2] >= 0;
+  const auto slope = [&](const PairView<T>& pair, int q) {
+    return pair.slope(p, score[q], row_side[problem.num_rows + q] == at_upper);
   };
 
   // d: the gradient with respect to mu, with what comes through the values of the pairs.
@@ -236,11 +249,11 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     for (int j = 0; j < p.n; ++j) d[j] = grads.grad_mu[p.var[j]];
   }
   for (int q = 0; q < problem.num_pairs; ++q) {
+    if (grads.grad_mu_v[q] == 0) continue;
     const PairView<T> pair(problem, q);
-    if (grads.grad_mu_v[q] == 0 || !present(pair)) continue;
-    const bool upper = row_side[problem.num_rows + q] == at_upper;
-    if (upper) d[p.new_var[pair.j1]] += pair.sign1 * grads.grad_mu_v[q];
-    if (score[q] >= 0 ? !upper : upper) d[p.new_var[pair.j2]] += pair.sign2 * grads.grad_mu_v[q];
+    const auto [first, second] = slope(pair, q);
+    if (first != 0) d[p.new_var[pair.j1]] += first * grads.grad_mu_v[q];
+    if (second != 0) d[p.new_var[pair.j2]] += second * grads.grad_mu_v[q];
   }
 
   const auto free = [&](int j) { return var_side[p.var[j]] == interior; };
@@ -304,12 +317,8 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
   }
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);
-    const bool upper = row_side[problem.num_rows + q] == at_upper;
-    const T y1 = pair.sign1 * grads.grad_eta_u[pair.j1],
-            y2 = pair.sign2 * grads.grad_eta_u[pair.j2];
-    T grad = 0;
-    if (present(pair)) grad = score[q] >= 0 ? (upper ? y1 : y2) : (upper ? y1 + y2 : T(0));
-    grads.grad_eta_v[q] = grad;
+    const auto [first, second] = slope(pair, q);
+    grads.grad_eta_v[q] = first * grads.grad_eta_u[pair.j1] + second * grads.grad_eta_u[pair.j2];
   }
   return size > 0 ? residual / size : T(0);
 }

@@ -74,7 +74,7 @@ class CompactSolver {
   bool all_isolated() const {
     if (p_->weighted()) return false;
     const Span<Block> blocks = p_->block.first(p_->num_blocks);
-    return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return isolated(b); });
+    return std::all_of(blocks.begin(), blocks.end(), [](const Block& b) { return b.isolated; });
   }
 
   // The scores of p have been changed, about by this ratio.
@@ -281,11 +281,9 @@ class CompactSolver {
     return std::min(kPromising * largest / 2, T(0.25));
   }
 
-  bool isolated(const Block& block) const { return problem_->block_isolated[block.source] != 0; }
-
   void solve_isolated() {
     for (const Block& block : p_->block.first(p_->num_blocks)) {
-      if (isolated(block)) solve_alone(block);
+      if (block.isolated) solve_alone(block);
     }
   }
 

@@ -1,5 +1,5 @@
 // One instance of a batch, as the solvers see it: rows with one bounded multiplier each, over the
-// variables that are present. Masked variables and absent rows are gone from here on.
+// variables that may be on. A masked variable is off, so its column is left out of every row.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,12 @@
 
 namespace factormax {
 
+// Rows with a closed form of their own: a factor, or one row of a factor without one.
 struct Block {
   BlockKind kind;
   std::int32_t first;  // row
   std::int32_t count;
-  std::int32_t source;  // block, or num_blocks + pair, of the Problem
+  bool isolated;  // shares no variable with another
 };
 
 // Consecutive rows that are a grid of variables, all with one coefficient: entry k of row i is
@@ -30,11 +31,11 @@ struct Tile {
 
 template <class T>
 struct Instance {
-  int n = 0;               // variables present
-  int m = 0;               // rows present
-  int hard = 0;            // the first `hard` rows are constraints,
-  int links = 0;           // those before `links` are soft (pairs), the others tie a link to mu
-  int num_blocks = 0;      // factors present
+  int n = 0;      // variables present
+  int m = 0;      // rows present
+  int hard = 0;   // the first `hard` rows are constraints,
+  int links = 0;  // those before `links` are soft (pairs), the others tie a link to mu
+  int num_blocks = 0;
   bool complete = false;   // all variables of the Problem are present: var is the identity
   bool consistent = true;  // false: some row alone can't hold
   T largest_score = 0;     // in magnitude
@@ -88,7 +89,7 @@ struct Instance {
     pair_shift = ws.take<T>(p.num_pairs);
     var = ws.take<std::int32_t>(p.num_vars);
     row = ws.take<std::int32_t>(rows);
-    block = ws.take<Block>(p.num_blocks + p.num_pairs);
+    block = ws.take<Block>(p.num_rows + p.num_pairs);
     new_var = ws.take<std::int32_t>(p.num_vars);
     var_ptr = ws.take<std::int32_t>(p.num_vars + 1);
     var_row = ws.take<std::int32_t>(entries);
@@ -116,8 +117,7 @@ struct Instance {
   void prepare(const Problem<T>& p, std::int64_t i, bool leave_out = false) {
     complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
     // Rows that no instance changes are laid out once.
-    const bool shared = complete && p.col.stride == 0 && p.coef.stride == 0 && p.rhs.stride == 0 &&
-                        p.kind.stride == 0;
+    const bool shared = complete && p.coef.stride == 0 && p.rhs.stride == 0;
     if (!(shared && prepared_)) {
       m = 0;
       num_blocks = 0;
@@ -264,45 +264,54 @@ struct Instance {
     return true;
   }
 
+  // Rows that hold for every mu of the box are left out, and so is a factor all of whose variables
+  // are masked: Problem::num_factors.
   void add_hard_rows(const Problem<T>& p, std::int64_t i) {
-    const T inf = std::numeric_limits<T>::infinity();
-    const std::int32_t* p_col = p.col.at(i);
-    const T* p_coef = p.coef.at(i);
-    const T* p_rhs = p.rhs.at(i);
-    const std::int8_t* p_kind = p.kind.at(i);
     for (int f = 0; f < p.num_blocks; ++f) {
-      const int first = m;
-      for (int r = p.block_ptr[f]; r < p.block_ptr[f + 1]; ++r) {
-        if (p_kind[r] == static_cast<std::int8_t>(RowKind::absent)) continue;
-        const bool equality = p_kind[r] == static_cast<std::int8_t>(RowKind::equality);
-        int e = ptr[m];
-        T squares = 0, least = 0, most = 0;  // of a . mu over the box
-        for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
-          const std::int32_t j = new_var[p_col[k]];
-          if (j < 0 || p_coef[k] == 0) continue;
-          col[e] = j;
-          coef[e] = p_coef[k];
-          squares += p_coef[k] * p_coef[k];
-          (p_coef[k] < 0 ? least : most) += p_coef[k];
-          ++e;
-        }
-        const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least);
-        if (least > p_rhs[r] + slack || (equality && most < p_rhs[r] - slack)) consistent = false;
-        if (e == ptr[m]) continue;  // it holds, or not, whatever the variables
-        rhs[m] = p_rhs[r];
-        lo[m] = equality ? -inf : T(0);
-        hi[m] = inf;
-        norm[m] = std::sqrt(squares);
-        scale[m] = 1 / norm[m];
-        row[m] = r;
-        ptr[++m] = e;
+      const int first = m, begin = p.row_ptr[p.block_ptr[f]], end = p.row_ptr[p.block_ptr[f + 1]];
+      int off = 0;
+      for (int k = begin; k < end && !complete; ++k) off += new_var[p.col[k]] < 0;
+      if (f < p.num_factors && off == end - begin) continue;
+      for (int r = p.block_ptr[f]; r < p.block_ptr[f + 1]; ++r) add_row(p, i, r);
+      const bool isolated = p.block_isolated[f] != 0;
+      const auto kind = static_cast<BlockKind>(p.block_kind[f]);
+      if (kind == BlockKind::or_out && off == 0 && m - first > 1) {
+        block[num_blocks++] = {kind, first, m - first, isolated};
+        continue;
       }
-      if (m > first) {
-        const bool one = m - first == 1;
-        const auto kind = one ? BlockKind::row : static_cast<BlockKind>(p.block_kind[f]);
-        block[num_blocks++] = {kind, first, m - first, f};
+      for (int r = first; r < m; ++r) {  // the rows of one factor share variables
+        block[num_blocks++] = {BlockKind::row, r, 1, isolated && m - first == 1};
       }
     }
+  }
+
+  void add_row(const Problem<T>& p, std::int64_t i, int r) {
+    if (p.kind[r] == static_cast<std::int8_t>(RowKind::absent)) return;
+    const bool equality = p.kind[r] == static_cast<std::int8_t>(RowKind::equality);
+    const T* p_coef = p.coef.at(i);
+    const T b = p.rhs.at(i)[r];
+    int e = ptr[m];
+    T squares = 0, least = 0, most = 0;  // of a . mu over the box
+    for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
+      const std::int32_t j = new_var[p.col[k]];
+      if (j < 0 || p_coef[k] == 0) continue;
+      col[e] = j;
+      coef[e] = p_coef[k];
+      squares += p_coef[k] * p_coef[k];
+      (p_coef[k] < 0 ? least : most) += p_coef[k];
+      ++e;
+    }
+    const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least);
+    if (least > b + slack || (equality && most < b - slack)) consistent = false;
+    if (e == ptr[m] || (!equality && most <= b)) return;
+    const T inf = std::numeric_limits<T>::infinity();
+    rhs[m] = b;
+    lo[m] = equality ? -inf : T(0);
+    hi[m] = inf;
+    norm[m] = std::sqrt(squares);
+    scale[m] = 1 / norm[m];
+    row[m] = r;
+    ptr[++m] = e;
   }
 
   // A variable that is in pairs only, and earns nothing even if all its partners with a positive
@@ -341,7 +350,10 @@ struct Instance {
     constant = 0;
     for (int q = 0; q < p.num_pairs; ++q) {
       const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
-      if (j1 < 0 || j2 < 0) continue;
+      if (j1 < 0 || j2 < 0) {
+        add_half_pair(p, q, j1, j2, s[q]);
+        continue;
+      }
       if (any_at_zero && (is_at_zero(j1) || is_at_zero(j2))) continue;
       // literal l = offset + sign * mu
       const T n1 = p.pair_negated[2 * q], n2 = p.pair_negated[2 * q + 1];
@@ -365,9 +377,23 @@ struct Instance {
       largest_score = std::max(largest_score, std::fabs(s[q]));
       top_score = std::max(top_score, std::fabs(s[q]));
       row[m] = p.num_rows + q;
-      block[num_blocks++] = {BlockKind::row, m, 1, p.num_blocks + q};
+      block[num_blocks++] = {BlockKind::row, m, 1, p.block_isolated[p.num_blocks + q] != 0};
       ptr[++m] = e + 2;
     }
+  }
+
+  // A pair with one end masked: if that literal is a negation it is true, and the score is that of
+  // the other literal alone.
+  void add_half_pair(const Problem<T>& p, int q, std::int32_t j1, std::int32_t j2, T score) {
+    const std::uint8_t* negated = p.pair_negated + 2 * q;
+    const int here = j1 < 0 ? 1 : 0;
+    const std::int32_t j = here == 0 ? j1 : j2;
+    if (j < 0 || negated[1 - here] == 0) return;
+    const T most = std::numeric_limits<T>::max();
+    eta[j] = clip(eta[j] + (negated[here] != 0 ? -score : score), -most, most);
+    constant += double(score) * negated[here];
+    largest_score = std::max(largest_score, std::fabs(score));
+    top_score = std::max(top_score, std::fabs(score));
   }
 
   // A link is a row with one entry, whose right-hand side is the linked factor's own marginal. The

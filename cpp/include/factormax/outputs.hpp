@@ -65,9 +65,10 @@ void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t 
   for (int q = 0; q < p.num_pairs; ++q) {
     const std::int32_t j1 = instance.new_var[p.pair_var[2 * q]];
     const std::int32_t j2 = instance.new_var[p.pair_var[2 * q + 1]];
-    if (j1 < 0 || j2 < 0) {
+    if (j1 < 0 && j2 < 0) {
       mu_v[q] = 0;
-    } else if (instance.any_at_zero && (instance.is_at_zero(j1) || instance.is_at_zero(j2))) {
+    } else if (instance.any_at_zero && j1 >= 0 && j2 >= 0 &&
+               (instance.is_at_zero(j1) || instance.is_at_zero(j2))) {
       const bool first = !instance.is_at_zero(j2) ||
                          (instance.is_at_zero(j1) && instance.at_zero[j1] <= instance.at_zero[j2]);
       const bool upper = score[q] >= 0 && first;

@@ -109,17 +109,18 @@ struct Problem {
   int num_entries = 0;
   int num_pairs = 0;
   int num_blocks = 0;
+  int num_factors = 0;  // the first blocks, each absent where all of its variables are masked
   const std::int32_t* row_ptr = nullptr;         // (R + 1,)
-  Batched<const std::int32_t> col;               // (nnz,)
+  const std::int32_t* col = nullptr;             // (nnz,)
+  const std::int8_t* kind = nullptr;             // (R,)  RowKind
   Batched<const T> coef;                         // (nnz,)
   Batched<const T> rhs;                          // (R,)
-  Batched<const std::int8_t> kind;               // (R,)  RowKind
   const std::int32_t* pair_var = nullptr;        // (P, 2)
   const std::uint8_t* pair_negated = nullptr;    // (P, 2)
   const std::int32_t* block_ptr = nullptr;       // (F + 1,)
   const std::int8_t* block_kind = nullptr;       // (F,)  BlockKind
   const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
-  Batched<const std::uint8_t> mask;              // (n,)  optional; 0: not in the problem
+  Batched<const std::uint8_t> mask;              // (n,)  optional; 0: the variable is off
   Batched<const T> eta_u;                        // (n,)
   Batched<const T> eta_v;                        // (P + scores of the structured factors,)
   Structured<T> structured;

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = [
-    "ABSENT",
     "EQUALITY",
     "INEQUALITY",
     "ONE",
@@ -37,7 +36,7 @@ __all__ = [
     "RowBlocks",
 ]
 
-ABSENT, INEQUALITY, EQUALITY = 0, 1, 2  # RowKind of the core
+INEQUALITY, EQUALITY = 1, 2  # RowKind of the core
 ROW, OR_OUT = 0, 1  # BlockKind of the core
 
 BoolArray = npt.NDArray[np.bool_]
@@ -53,32 +52,16 @@ class Group:
     A leading dimension of 1 stands for "the same in every instance".
     """
 
-    index: IndexArray  # (k, d)
     negated: BoolArray  # (k, d)
-    present: BoolArray  # (1 | B, k, d)
     params: tuple[FloatArray, ...]  # each (1 | B, k) or (1 | B, k, d)
-    whole: bool = False  # surely nothing is absent
-
-    @property
-    def count(self) -> IndexArray:
-        """How many variables of each factor are present, `(1 | B, k)`."""
-        return np.asarray(self.present.sum(axis=-1))
-
-    @property
-    def last(self) -> IndexArray:
-        """The position of the last present variable of each factor, `(1 | B, k)`."""
-        d = self.present.shape[-1]
-        return np.asarray(d - 1 - np.argmax(self.present[..., ::-1], axis=-1))
 
 
 @dataclass(eq=False)
 class RowBlocks:
-    """k blocks of r sparse rows each, with the entries of `BaseFactor.row_lengths`."""
+    """The numbers of k blocks of r sparse rows each, over the columns of `BaseFactor.columns`."""
 
-    col: IndexArray  # (1 | B, k, sum of lengths)
     coef: FloatArray  # (1 | B, k, sum of lengths)
     rhs: FloatArray  # (1 | B, k, r)
-    kind: npt.NDArray[np.int8]  # (1 | B, k, r)
 
 
 class BaseFactor:
@@ -251,8 +234,18 @@ class BaseFactor:
         return [d]
 
     @classmethod
+    def row_kinds(cls, d: int) -> list[int]:
+        """The kind of each row of one factor over d variables."""
+        return [INEQUALITY]
+
+    @classmethod
+    def columns(cls, index: IndexArray) -> IndexArray:
+        """The variable of each entry of the rows of k factors, `(k, sum of lengths)`."""
+        return index
+
+    @classmethod
     def lower(cls, group: Group) -> RowBlocks:
-        """The rows of a group of such factors."""
+        """The coefficients and right-hand sides of a group of such factors."""
         raise NotImplementedError
 
 
@@ -291,8 +284,7 @@ def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int
 class LinearFactor(BaseFactor):
     """A factor that is one linear row over its literals: `s · l <= c`, or `s · l = c`.
 
-    A literal l is a variable or its negation. Subclasses give `s` and `c`, which may depend on how
-    many variables are present: a masked variable is gone, not off.
+    A literal l is a variable or its negation. Subclasses give `s` and `c`.
     """
 
     equality: ClassVar[bool] = False
@@ -303,6 +295,11 @@ class LinearFactor(BaseFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         self._take(variables, axis)
+
+    @classmethod
+    def row_kinds(cls, d: int) -> list[int]:
+        """An equation or an inequality."""
+        return [EQUALITY if cls.equality else INEQUALITY]
 
     @classmethod
     def coefficients(cls, group: Group) -> FloatArray:
@@ -316,32 +313,20 @@ class LinearFactor(BaseFactor):
 
     @classmethod
     def lower(cls, group: Group) -> RowBlocks:
-        """One row a factor. `l = 1 - mu` flips the sign of an entry and moves the bound."""
-        k, d = group.index.shape
+        """One row per factor. `l = 1 - mu` flips the sign of an entry and moves the bound."""
+        k, d = group.negated.shape
         coef, c = cls.coefficients(group), cls.bound(group)
-        sense = EQUALITY if cls.equality else INEQUALITY
-        if group.whole:
-            coef = spread(coef, (coef.shape[0], k, d))
-            kind = np.full((1, k), sense, dtype=np.int8)
-        else:
-            coef = coef * group.present
-            kind = np.where(group.count > 0, sense, ABSENT).astype(np.int8)
+        coef = spread(coef, (coef.shape[0], k, d))
         if group.negated.any():
             c = c - np.sum(coef * group.negated, axis=-1)
             coef = np.where(group.negated, -coef, coef)
-        rhs = spread(c, (max(len(c), len(kind)), k))
-        return RowBlocks(
-            col=group.index[None],
-            coef=coef,
-            rhs=rhs[..., None],
-            kind=kind[..., None],
-        )
+        return RowBlocks(coef, spread(c, (len(c), k))[..., None])
 
 
 def last_negative(group: Group) -> FloatArray:
-    """Coefficients 1, and -1 for the last variable present."""
-    d = group.index.shape[1]
-    return np.where(np.arange(d) == group.last[..., None], -1.0, 1.0)
+    """Coefficients 1, and -1 for the last variable."""
+    d = group.negated.shape[1]
+    return np.where(np.arange(d) == d - 1, -1.0, 1.0)[None, None]
 
 
 def check_whole(name: str, word: str, value: FloatArray) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from factormax.arrays import FloatArray
 from factormax.factors.base import Group, LinearFactor, last_negative
 
@@ -24,4 +26,4 @@ class Imply(LinearFactor):
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
         """One less than the number of premises."""
-        return group.count - 2.0
+        return np.full((1, 1), group.negated.shape[1] - 2.0)

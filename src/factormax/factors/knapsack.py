@@ -73,7 +73,7 @@ class Knapsack(LinearFactor):
     @classmethod
     def _scale(cls, group: Group) -> FloatArray:
         """The largest cost of a factor, `(1 | B, k)`, so that rows are in units of variables."""
-        largest = np.max(group.params[0] * group.present, axis=-1, initial=0.0)
+        largest = np.max(group.params[0], axis=-1, initial=0.0)
         return np.where(largest > 0, largest, 1.0)
 
     @classmethod

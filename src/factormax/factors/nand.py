@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from factormax.arrays import FloatArray
 from factormax.factors.base import Group, LinearFactor
 
@@ -19,4 +21,4 @@ class Nand(LinearFactor):
     @classmethod
     def bound(cls, group: Group) -> FloatArray:
         """All but one."""
-        return group.count - 1.0
+        return np.full((1, 1), group.negated.shape[1] - 1.0)

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.factors.base import (
-    ABSENT,
-    EQUALITY,
-    INEQUALITY,
-    OR_OUT,
-    BaseFactor,
-    Group,
-    RowBlocks,
-)
+from factormax.arrays import IndexArray
+from factormax.factors.base import EQUALITY, INEQUALITY, OR_OUT, BaseFactor, Group, RowBlocks
 from factormax.variable import Variable
 
 __all__ = ["OrOut"]
@@ -39,48 +32,33 @@ class OrOut(BaseFactor):
 
     @classmethod
     def row_lengths(cls, d: int) -> list[int]:
-        """One row for each other, and one for their sum."""
-        return [2] * (d - 1) + [d]
+        """One row for each other, and one for their sum; a single other needs only that."""
+        return [2] * (d - 1) + [d] if d != 2 else [2]
+
+    @classmethod
+    def row_kinds(cls, d: int) -> list[int]:
+        """With a single input the output equals it."""
+        return [INEQUALITY] * d if d != 2 else [EQUALITY]
+
+    @classmethod
+    def columns(cls, index: IndexArray) -> IndexArray:
+        """Entries (i, out) of the first d - 1 rows, then all."""
+        k, d = index.shape
+        if d == 2:
+            return index
+        implications = np.stack(np.broadcast_arrays(index[:, :-1], index[:, -1:]), axis=-1)
+        return np.concatenate([implications.reshape(k, 2 * (d - 1)), index], axis=1)
 
     @classmethod
     def lower(cls, group: Group) -> RowBlocks:
-        """Rows `l_i - l_out <= 0` for the d - 1 others, then `l_out - sum l_i <= 0`.
-
-        The output is the last variable present, which may differ between instances.
-        """
-        k, d = group.index.shape
-        lead = group.present.shape[0]
-        position = np.arange(d)
-        out = group.last[..., None]  # (1 | B, k, 1)
-        is_out = position == out
-        index = np.broadcast_to(group.index, (lead, k, d))
-        sign = np.broadcast_to(np.where(group.negated, -1.0, 1.0), (lead, k, d))
-        out_index = np.take_along_axis(index, out, axis=-1)
-        out_sign = np.take_along_axis(sign, out, axis=-1)
-        out_negated = out_sign < 0
-
-        # (lead, k, d - 1, 2): entries (i, out) of the first d - 1 rows. Row i is absent where
-        # variable i is, or where i is the output itself.
-        inputs = slice(0, d - 1)
-        pair_col = np.stack(np.broadcast_arrays(index[..., inputs], out_index), axis=-1)
-        pair_coef = np.stack(np.broadcast_arrays(sign[..., inputs], -out_sign), axis=-1)
-        pair_rhs = out_negated * 1.0 - group.negated[:, inputs]
-        pair_here = group.present[..., inputs] & ~is_out[..., inputs]
-
-        sum_coef = np.where(is_out, sign, -sign) * group.present
-        negated_inputs = group.negated & group.present & ~is_out
-        sum_rhs = negated_inputs.sum(axis=-1, keepdims=True) - out_negated * 1.0
-        sum_here = group.count[..., None] > 0
-
-        # With a single input the output equals it: one equality instead of two inequalities.
-        single = group.count[..., None] == 2
-        sum_kind = np.where(single, EQUALITY, np.where(sum_here, INEQUALITY, ABSENT))
-        pair_kind = np.where(pair_here & ~single, INEQUALITY, ABSENT)
-
-        rhs = np.concatenate([np.broadcast_to(pair_rhs, pair_here.shape), sum_rhs], axis=-1)
-        return RowBlocks(
-            col=np.concatenate([pair_col.reshape(lead, k, 2 * (d - 1)), index], axis=-1),
-            coef=np.concatenate([pair_coef.reshape(lead, k, 2 * (d - 1)), sum_coef], axis=-1),
-            rhs=rhs,
-            kind=np.concatenate([pair_kind, sum_kind], axis=-1).astype(np.int8),
-        )
+        """Rows `l_i - l_out <= 0` for the d - 1 others, then `l_out - sum l_i <= 0`."""
+        k, d = group.negated.shape
+        sign = np.where(group.negated, -1.0, 1.0)
+        offset = group.negated.astype(np.float64)
+        coef = np.concatenate([-sign[:, :-1], sign[:, -1:]], axis=1)
+        rhs = offset[:, :-1].sum(axis=1, keepdims=True) - offset[:, -1:]
+        if d != 2:
+            ends = np.stack(np.broadcast_arrays(sign[:, :-1], -sign[:, -1:]), axis=-1)
+            coef = np.concatenate([ends.reshape(k, 2 * (d - 1)), coef], axis=1)
+            rhs = np.concatenate([offset[:, -1:] - offset[:, :-1], rhs], axis=1)
+        return RowBlocks(coef[None], rhs[None])

@@ -12,7 +12,7 @@ from factormax._core import best_structures
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.engine import Numbers
-from factormax.factors.base import ABSENT, EQUALITY
+from factormax.factors.base import EQUALITY
 from factormax.factors.structured import CALLBACK
 
 __all__ = [
@@ -37,7 +37,7 @@ class Checked:
 
 
 def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked:
-    """Checks assignments x of 0 and 1, `(B, n)`; masked variables and those of −inf are absent."""
+    """Checks assignments x of 0 and 1, `(B, n)`; masked variables and those of −inf are off."""
     graph = compile_wiring(wiring)
     here = numbers.eta_u != -np.inf
     if not here.all():
@@ -90,7 +90,7 @@ def typical_score(scores: FloatArray) -> float:
 def is_broken(excess: FloatArray, size: FloatArray, kind: npt.NDArray[np.int8] | int) -> BoolArray:
     """Which rows do not hold, but for the rounding of sums whose terms add up to `size`."""
     excess = np.where(np.equal(kind, EQUALITY), np.abs(excess), excess)
-    return np.asarray((excess > 1e-12 * size) & np.not_equal(kind, ABSENT))
+    return np.asarray(excess > 1e-12 * size)
 
 
 def _broken_rows(
@@ -101,12 +101,8 @@ def _broken_rows(
     broken = np.full(batch, -1)
     if graph.num_rows == 0:
         return broken
-    rows = graph.lower(numbers.params, mask, batch, np.float64)
-    terms = rows.coef * np.take_along_axis(
-        x, np.broadcast_to(rows.col, (batch, rows.col.shape[1])), 1
-    )
-    if mask is not None:
-        terms = terms * np.take_along_axis(mask, np.broadcast_to(rows.col, terms.shape), 1)
+    rows = graph.lower(numbers.params, batch, np.float64)
+    terms = rows.coef * x[:, graph.col]
 
     def totals(terms: FloatArray) -> FloatArray:
         padded = np.concatenate([terms, np.zeros((batch, 1))], axis=1)
@@ -115,7 +111,9 @@ def _broken_rows(
         return np.asarray(sums)
 
     size = totals(np.abs(terms)) + np.abs(rows.rhs)
-    wrong = is_broken(totals(terms) - rows.rhs, size, rows.kind)
+    wrong = is_broken(totals(terms) - rows.rhs, size, graph.row_kind)
+    if mask is not None:
+        wrong &= graph.rows_present(mask)
     for i in np.flatnonzero(wrong.any(axis=1)):
         block = int(np.searchsorted(graph.block_ptr, np.argmax(wrong[i]), side="right")) - 1
         broken[i] = _factor_of_block(graph, block)
@@ -138,7 +136,7 @@ def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) 
     for pair, negated in zip(graph.pairs.T, graph.pair_negated.T, strict=True):
         both &= on.take(pair, axis=1) ^ negated.astype(bool)
     if mask is not None:
-        both &= mask[:, graph.pairs].all(axis=-1)
+        both &= mask[:, graph.pairs].any(axis=-1)
     return both
 
 

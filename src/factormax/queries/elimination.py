@@ -16,7 +16,6 @@ import numpy.typing as npt
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
 from factormax.engine import Numbers
-from factormax.factors.base import ABSENT
 from factormax.queries.assignment import is_broken
 
 __all__ = ["best_by_elimination"]
@@ -41,43 +40,38 @@ def best_by_elimination(wiring: Wiring, numbers: Numbers) -> FloatArray | None:
     if graph.oracles.positions:
         return None
     here = numbers.eta_u[0] != -np.inf
-    mask = numbers.mask
-    if mask is not None:
-        here = here & mask[0]
-    if not here.all():
-        mask = here[None]
-    scopes = _scopes(graph, numbers, mask, here)
+    if numbers.mask is not None:
+        here = here & numbers.mask[0]
+    scopes = _scopes(graph, numbers, here)
     if scopes is None:
         return None
     order = _order(np.flatnonzero(here), scopes)
     if order is None:
         return None
-    tables = _tables(graph, numbers, mask, here)
+    tables = _tables(graph, numbers, here)
     return _eliminate(wiring.num_variables, order, tables)
 
 
 def _rows(
-    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
+    graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]
 ) -> list[tuple[FloatArray, npt.NDArray[np.int64], float, int]]:
     """Coefficients, variables, right-hand side and kind of every row that says something."""
-    lowered = graph.lower(numbers.params, mask, 1, np.float64)
+    lowered = graph.lower(numbers.params, 1, np.float64)
     rows = []
-    for r in range(graph.num_rows):
-        kind = int(lowered.kind[0, r])
+    for r in np.flatnonzero(graph.rows_present(here[None])[0]):
         part = slice(graph.row_ptr[r], graph.row_ptr[r + 1])
-        col, coef = lowered.col[0, part].astype(np.int64), lowered.coef[0, part]
+        col, coef = graph.col[part].astype(np.int64), lowered.coef[0, part]
         used = (coef != 0) & here[col]
-        if kind != ABSENT:
-            rows.append((coef[used], col[used], float(lowered.rhs[0, r]), kind))
+        rows.append((coef[used], col[used], float(lowered.rhs[0, r]), int(graph.row_kind[r])))
     return rows
 
 
 def _scopes(
-    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
+    graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]
 ) -> list[tuple[int, ...]] | None:
     if graph.num_rows > 20_000:
         return None
-    scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(graph, numbers, mask, here)]
+    scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(graph, numbers, here)]
     if any(len(scope) > _LARGEST_SCOPE for scope in scopes):
         return None
     pairs = graph.pairs[here[graph.pairs].all(axis=1)]
@@ -120,13 +114,11 @@ def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float,
     return work, order
 
 
-def _tables(
-    graph: CompiledGraph, numbers: Numbers, mask: Any, here: npt.NDArray[np.bool_]
-) -> list[_Table]:
+def _tables(graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]) -> list[_Table]:
     tables = [
         _Table((int(v),), np.array([0.0, float(numbers.eta_u[0, v])])) for v in np.flatnonzero(here)
     ]
-    for coef, col, rhs, kind in _rows(graph, numbers, mask, here):
+    for coef, col, rhs, kind in _rows(graph, numbers, here):
         order = np.argsort(col)
         on = np.indices((2,) * len(col)).reshape(len(col), 2 ** len(col))
         size = np.abs(coef[order]) @ on + abs(rhs)
@@ -136,13 +128,18 @@ def _tables(
     for pair, negated, score in zip(
         graph.pairs, graph.pair_negated, numbers.eta_v[0, : len(graph.pairs)], strict=True
     ):
-        if not here[pair].all():
+        if not here[pair].any():
             continue
         values = np.zeros((2, 2))
         values[1 - negated[0], 1 - negated[1]] = float(score)
         first, second = int(pair[0]), int(pair[1])
-        ordered = (first, second) if first < second else (second, first)
-        tables.append(_Table(ordered, values if first < second else values.T))
+        if not here[second]:  # it is off
+            tables.append(_Table((first,), values[:, 0]))
+        elif not here[first]:
+            tables.append(_Table((second,), values[0]))
+        else:
+            ordered = (first, second) if first < second else (second, first)
+            tables.append(_Table(ordered, values if first < second else values.T))
     return tables
 
 

@@ -7,6 +7,7 @@ multiplier $\tau \in [lo, hi]$: docs/math.md (6).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ IntVector = npt.NDArray[np.intp]
 Scalar = TypeVar("Scalar", bound=np.generic)
 _Entries = list[tuple[int, float]]  # (column, coefficient), in the order of the row
 
-ABSENT, INEQUALITY, EQUALITY = 0, 1, 2  # Compiled.kind
+INEQUALITY, EQUALITY = 1, 2  # Compiled.kind
 ONE_ROW, OR_OUT = 0, 1  # Compiled.block_kind
 
 
@@ -41,18 +42,18 @@ class Pairs:
     """
 
     var: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros((0, 2), np.intp))
-    """(P, 2): the columns of the two variables."""
+    """(P, 2): the columns of the two variables; −1 for a masked one, which is off."""
     negated: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 2), np.bool_))
     """(P, 2): which of the two literals are negated."""
     eta_v: Vector = field(default_factory=lambda: np.zeros(0))
     """(P,): the scores s."""
     present: BoolVector = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(P,): False where an end is masked. Such a pair keeps its number, and does nothing."""
+    """(P,): False where both are masked. Such a pair keeps its number, and does nothing."""
 
     @property
     def sigma(self) -> Matrix:
-        """(P, 2): +1 for a plain literal, −1 for a negated one, 0 in an absent pair."""
-        return np.where(self.negated, -1.0, 1.0) * self.present[:, None]
+        """(P, 2): +1 for a plain literal, −1 for a negated one, 0 where the variable is masked."""
+        return np.where(self.negated, -1.0, 1.0) * (self.var >= 0)
 
     @property
     def rewards(self) -> BoolVector:
@@ -61,7 +62,7 @@ class Pairs:
 
     def literals(self, mu: Vector) -> Matrix:
         r"""(P, 2): $\ell = c + \sigma\mu$, docs/math.md (1), and 0 for an absent pair."""
-        ends = np.append(mu, 0.0)[self.var]  # a masked end has column −1
+        ends = np.append(mu, 0.0)[self.var]  # column −1 is that of the masked ones
         return np.where(self.negated, 1.0 - ends, ends) * self.present[:, None]
 
     def __len__(self) -> int:
@@ -143,13 +144,13 @@ class Compiled:
     row_ptr: npt.NDArray[np.int32]
     """(R + 1,): where the entries of each hard row begin."""
     col: npt.NDArray[np.int32]
-    """(1 | B, nnz): the variable of each entry."""
+    """(nnz,): the variable of each entry."""
     coef: Matrix
     """(1 | B, nnz): its coefficient."""
     rhs: Matrix
-    """(1 | B, R): right-hand sides, for the variables that remain under the mask."""
+    """(1 | B, R): right-hand sides."""
     kind: npt.NDArray[np.int8]
-    """(1 | B, R): ABSENT, INEQUALITY or EQUALITY."""
+    """(R,): INEQUALITY or EQUALITY."""
     pairs: npt.NDArray[np.int32]
     """(P, 2): the variables of each pair."""
     pair_negated: npt.NDArray[np.bool_]
@@ -157,7 +158,8 @@ class Compiled:
     block_ptr: npt.NDArray[np.int32]
     """(F + 1,): where the rows of each factor begin."""
     block_kind: npt.NDArray[np.int8]
-    """(F,): ONE_ROW, or OR_OUT: rows (input, output), then the sum row, the output last."""
+    """(F,): ONE_ROW, or OR_OUT: rows (input, output), then the sum row, the output last (with one
+    input that row alone, an equation)."""
 
 
 def from_compiled(
@@ -174,7 +176,7 @@ def from_compiled(
         instance: which instance of the batch.
         eta_u: (num_variables,) scores of this instance; those of masked variables are not read.
         eta_v: (P,) pair scores of this instance.
-        mask: (num_variables,) bool; the variables that are False lose their column.
+        mask: (num_variables,) bool; the variables that are False are off, and lose their column.
 
     Raises:
         ValueError: a score of a variable that remains is not finite.
@@ -185,15 +187,19 @@ def from_compiled(
     column = np.where(keep, np.cumsum(keep) - 1, -1)  # graph number → column, −1 if masked
     num_columns = int(keep.sum())
 
-    # Hard rows: copy the entries whose variable remains.
-    col, coef = _of(compiled.col, instance), _of(compiled.coef, instance)
-    rhs, kind = _of(compiled.rhs, instance), _of(compiled.kind, instance)
+    # Hard rows: copy the entries whose variable remains. A factor without one is absent.
+    col, kind = compiled.col, compiled.kind
+    coef, rhs = _of(compiled.coef, instance), _of(compiled.rhs, instance)
     num_rows = len(kind)
     hard = np.zeros((num_rows, num_columns))
+    present = np.zeros(num_rows, np.bool_)
+    for first, last in itertools.pairwise(compiled.block_ptr):
+        entry = slice(compiled.row_ptr[first], compiled.row_ptr[last])
+        present[first:last] = keep[col[entry]].any()
     entries: list[_Entries] = []
     for r in range(num_rows):
         k = np.arange(compiled.row_ptr[r], compiled.row_ptr[r + 1])
-        k = k[keep[col[k]]] if kind[r] != ABSENT else k[:0]
+        k = k[keep[col[k]]]
         np.add.at(hard[r], column[col[k]], coef[k])
         entries.append([(int(j), float(a)) for j, a in zip(column[col[k]], coef[k], strict=True)])
 
@@ -202,21 +208,21 @@ def from_compiled(
         var=column[compiled.pairs].astype(np.intp).reshape(-1, 2),
         negated=compiled.pair_negated.astype(np.bool_).reshape(-1, 2),
         eta_v=np.asarray(eta_v, np.float64),
-        present=keep[compiled.pairs].all(axis=-1).reshape(-1),
+        present=keep[compiled.pairs].any(axis=-1).reshape(-1),
     )
     soft, soft_rhs = _soft_rows(pairs, num_columns)
 
     return DenseProblem(
         eta=np.asarray(eta_u, np.float64)[keep] + _linear_part(pairs, num_columns),
         A=np.concatenate([hard, soft]),
-        b=np.concatenate([np.where(kind != ABSENT, rhs, 0.0), soft_rhs]),
-        lo=np.concatenate([np.where(kind == EQUALITY, -np.inf, 0.0), np.zeros(len(pairs))]),
-        hi=np.concatenate(
-            [np.where(kind == ABSENT, 0.0, np.inf), np.abs(pairs.eta_v) * pairs.present]
+        b=np.concatenate([np.where(present, rhs, 0.0), soft_rhs]),
+        lo=np.concatenate(
+            [np.where(present & (kind == EQUALITY), -np.inf, 0.0), np.zeros(len(pairs))]
         ),
+        hi=np.concatenate([np.where(present, np.inf, 0.0), np.abs(pairs.eta_v) * pairs.present]),
         pairs=pairs,
         blocks=(
-            *_hard_blocks(compiled, kind, entries),
+            *_hard_blocks(compiled, keep, entries),
             *_pair_blocks(pairs, first_row=num_rows),
         ),
         variables=np.flatnonzero(keep),
@@ -227,7 +233,7 @@ def from_compiled(
 def _linear_part(pairs: Pairs, num_columns: int) -> Vector:
     r"""(n,): what the pairs add to the scores, $s\,\sigma_2$ each, docs/math.md (11)."""
     offset = np.zeros(num_columns)
-    on = pairs.present & pairs.rewards
+    on = (pairs.var[:, 1] >= 0) & pairs.rewards
     np.add.at(offset, pairs.var[on, 1], (pairs.eta_v * pairs.sigma[:, 1])[on])
     return offset
 
@@ -246,24 +252,24 @@ def _soft_rows(pairs: Pairs, num_columns: int) -> tuple[Matrix, Vector]:
     return A, b
 
 
-def _hard_blocks(
-    compiled: Compiled, kind: npt.NDArray[np.int8], entries: list[_Entries]
-) -> list[Block]:
+def _hard_blocks(compiled: Compiled, keep: BoolVector, entries: list[_Entries]) -> list[Block]:
     """The factors that are not pairs and have a variable left."""
     blocks = []
     for f, is_or_out in enumerate(compiled.block_kind == OR_OUT):
         rows = range(compiled.block_ptr[f], compiled.block_ptr[f + 1])
-        present = tuple(r for r in rows if kind[r] != ABSENT)
-        if not is_or_out or len(present) == 1:  # an OrOut of one row: ℓ₁ = ℓₒ, or ℓₒ ≤ 0
+        first, last = compiled.row_ptr[rows.start], compiled.row_ptr[rows.stop]
+        whole = bool(keep[compiled.col[first:last]].all())
+        if not is_or_out or not whole or len(rows) == 1:  # every row is a factor by itself
             # A variable that the factor names twice is one link, with both coefficients.
-            blocks += [Block((r,), tuple(dict.fromkeys(j for j, _ in entries[r]))) for r in present]
-        elif present:
+            links = {r: tuple(dict.fromkeys(j for j, _ in entries[r])) for r in rows}
+            blocks += [Block((r,), links[r]) for r in rows if links[r]]
+        else:
             # An implication begins with its input; the sum row −Σ ℓᵢ + ℓₒ ends with the output.
-            *implications, total = present
+            *implications, total = rows
             (output, sigma), inputs = entries[total][-1], [entries[r][0] for r in implications]
             blocks.append(
                 Block(
-                    rows=present,
+                    rows=tuple(rows),
                     links=(*(j for j, _ in inputs), output),
                     or_out=True,
                     negated=(*(a < 0 for _, a in inputs), sigma < 0),
@@ -274,7 +280,7 @@ def _hard_blocks(
 
 def _pair_blocks(pairs: Pairs, first_row: int) -> list[Block]:
     return [
-        Block((first_row + int(p),), tuple(dict.fromkeys(int(j) for j in pairs.var[p])))
+        Block((first_row + int(p),), tuple(dict.fromkeys(int(j) for j in pairs.var[p] if j >= 0)))
         for p in np.flatnonzero(pairs.present)
     ]
 

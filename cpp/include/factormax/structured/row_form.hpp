@@ -146,9 +146,11 @@ class RowForm {
     return true;
   }
 
-  // Lays out instance i without cuts.
-  void begin(const Problem<T>& p, std::int64_t i) {
+  // Lays out instance i without cuts. Returns false if that is not to be had: a factor is left
+  // without a variable that the user did not mask.
+  bool begin(const Problem<T>& p, std::int64_t i) {
     source_ = &p;
+    left_out_ = false;
     eta_ = p.eta_u.at(i);
     const std::uint8_t* mask = p.mask.at(i);
     any_masked_ = mask != nullptr;
@@ -157,21 +159,21 @@ class RowForm {
     if (most_cuts_ > 0) cut_begin_[0] = 0;
     made_ = size_;
     made_.row_ptr = row_ptr_.data;
+    made_.col = col_.data;
+    made_.kind = kind_.data;
     // The stride says that instances differ: rows come and go.
-    made_.col = {col_.data, 1};
     made_.coef = {coef_.data, 1};
     made_.rhs = {rhs_.data, 1};
-    made_.kind = {kind_.data, 1};
     made_.block_ptr = block_ptr_.data;
     made_.block_kind = block_kind_.data;
     made_.block_isolated = block_isolated_.data;
     made_.eta_u = {eta_, 0};
     made_.eta_v = {p.eta_v.at(i), 0};
     std::copy(p.row_ptr, p.row_ptr + p.num_rows + 1, row_ptr_.data);
-    std::copy(p.col.at(i), p.col.at(i) + p.num_entries, col_.data);
+    std::copy(p.col, p.col + p.num_entries, col_.data);
     std::copy(p.coef.at(i), p.coef.at(i) + p.num_entries, coef_.data);
     std::copy(p.rhs.at(i), p.rhs.at(i) + p.num_rows, rhs_.data);
-    std::copy(p.kind.at(i), p.kind.at(i) + p.num_rows, kind_.data);
+    std::copy(p.kind, p.kind + p.num_rows, kind_.data);
     std::copy(p.block_ptr, p.block_ptr + p.num_blocks + 1, block_ptr_.data);
     std::copy(p.block_kind, p.block_kind + p.num_blocks, block_kind_.data);
     std::copy(p.block_isolated, p.block_isolated + p.num_blocks, block_isolated_.data);
@@ -194,6 +196,7 @@ class RowForm {
     }
     std::copy(p.block_isolated + p.num_blocks, p.block_isolated + p.num_blocks + p.num_pairs,
               block_isolated_.data + size_.num_blocks);
+    return !(left_out_ && hides_factor(mask));
   }
 
   // A row for a set of words of tree f; false if there is no room for it.
@@ -303,8 +306,9 @@ class RowForm {
   // The row of a matching's first column.
   int first_column(int f) const { return first_row(f) + source_->structured.shapes(f)[0]; }
 
-  bool is_there(std::int32_t j) const {
-    return (!any_masked_ || mask_[j] != 0) &&
+  bool is_there(std::int32_t j) const { return is_there(j, any_masked_ ? mask_.data : nullptr); }
+  bool is_there(std::int32_t j, const std::uint8_t* mask) const {
+    return (mask == nullptr || mask[j] != 0) &&
            (eta_ == nullptr || eta_[j] != -std::numeric_limits<T>::infinity());
   }
 
@@ -392,8 +396,26 @@ class RowForm {
   void take_out(std::int32_t j) {
     if (!is_there(j)) return;
     if (!any_masked_) fill(mask_, std::uint8_t(1));
-    any_masked_ = true;
+    any_masked_ = left_out_ = true;
     mask_[j] = 0;
+  }
+
+  // Whether a factor of the graph would be absent for arcs that were taken out. mask: the user's.
+  bool hides_factor(const std::uint8_t* mask) const {
+    const Problem<T>& p = *source_;
+    const auto hidden = [&](const std::int32_t* begin, const std::int32_t* end) {
+      return begin != end && std::none_of(begin, end, [&](int j) { return is_there(j); }) &&
+             std::any_of(begin, end, [&](int j) { return is_there(j, mask); });
+    };
+    for (int f = 0; f < p.num_blocks; ++f) {
+      if (hidden(p.col + p.row_ptr[p.block_ptr[f]], p.col + p.row_ptr[p.block_ptr[f + 1]])) {
+        return true;
+      }
+    }
+    for (int q = 0; q < p.num_pairs; ++q) {
+      if (hidden(p.pair_var + 2 * q, p.pair_var + 2 * q + 2)) return true;
+    }
+    return false;
   }
 
   void add_matching(int f) {
@@ -417,6 +439,7 @@ class RowForm {
   const Problem<T>* source_ = nullptr;
   Span<std::uint8_t> mask_;  // (n,) of the instance, and without arcs from words that are absent
   bool any_masked_ = false;
+  bool left_out_ = false;  // such arcs
   const T* eta_ = nullptr;
   Problem<T> size_, made_;
   int rows_ = 0, blocks_ = 0, first_cut_ = 0, num_cuts_ = 0, most_cuts_ = 0;
