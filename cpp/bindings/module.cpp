@@ -6,14 +6,21 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
+
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
 
 #include "factormax/batch.hpp"
 #include "factormax/parallel.hpp"
@@ -239,14 +246,89 @@ Problem<T> make_problem(const Graph& g, const Batch<T>& b) {
   return p;
 }
 
-// Asks Python for a pending Ctrl-C a few times a second.
+// ---- The GIL, and the end of the interpreter
+// -----------------------------------------------------
+
+// When the interpreter ends, daemon threads may still be inside a solve. Up to Python 3.13 a thread
+// that asks a finalising interpreter for the GIL is ended by pthread_exit, which unwinds the stack
+// of C++ like an exception that no function may stop: the process aborts. From 3.14 on it hangs.
+// Here it hangs in all versions. All that touches Python from within a solve goes through this
+// part.
+struct Ending {
+  std::atomic<bool> begun{false};
+  std::thread::id thread;  // the one that ends the interpreter: it alone still has the GIL
+
+  bool excludes_me() const {
+    return begun.load(std::memory_order_acquire) && std::this_thread::get_id() != thread;
+  }
+};
+Ending ending;
+
+// Registered with atexit, which comes before the interpreter begins to refuse the GIL. Whatever
+// the ending thread still solves, it solves by itself.
+void begin_ending() {
+  if (ending.begun.load()) return;
+  ending.thread = std::this_thread::get_id();
+  ending.begun.store(true, std::memory_order_release);
+  factormax::set_num_threads(1);
+}
+
+[[noreturn]] void wait_for_the_end() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+// Calls a function of Python's that may end the calling thread.
+template <class Function>
+auto survive(Function function) {
+#if defined(__GLIBCXX__)
+  try {
+    return function();
+  } catch (abi::__forced_unwind&) {
+    wait_for_the_end();
+  }
+#else
+  return function();
+#endif
+}
+
+class GilAcquired {
+ public:
+  GilAcquired() {
+    if (ending.excludes_me()) wait_for_the_end();
+    state_ = survive([] { return PyGILState_Ensure(); });
+  }
+  ~GilAcquired() { PyGILState_Release(state_); }
+  GilAcquired(const GilAcquired&) = delete;
+  GilAcquired& operator=(const GilAcquired&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+template <class Function>
+void without_gil(Function function) {
+  PyThreadState* state = PyEval_SaveThread();
+  std::exception_ptr error;
+  try {
+    function();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  if (ending.excludes_me()) wait_for_the_end();
+  survive([&] { return PyEval_RestoreThread(state); });
+  if (error) std::rethrow_exception(error);
+}
+
+// Asks Python for a pending Ctrl-C a few times a second. A thread that could no longer hand its
+// answer over stops.
 bool poll_signals() {
   using clock = std::chrono::steady_clock;
   thread_local clock::time_point last = clock::now();
   const clock::time_point now = clock::now();
   if (now - last < std::chrono::milliseconds(100)) return false;
   last = now;
-  nb::gil_scoped_acquire gil;
+  if (ending.excludes_me()) return true;
+  const GilAcquired gil;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -262,7 +344,7 @@ struct PythonOracle {
 // function(instance, eta_u, eta_v) -> (m, n), arrays of float64, or None if there is no structure.
 int call_python(const double* eta_u, std::int64_t d, const double* eta_v, std::int64_t s, double* m,
                 double* n, void* context, std::int64_t instance) {
-  nb::gil_scoped_acquire gil;
+  const GilAcquired gil;
   auto* oracle = static_cast<PythonOracle*>(context);
   if (oracle->raised->is_valid()) return -1;
   try {
@@ -274,7 +356,13 @@ int call_python(const double* eta_u, std::int64_t d, const double* eta_v, std::i
       return nb::ndarray<nb::numpy, double, nb::ndim<1>>(copy, {static_cast<std::size_t>(size)},
                                                          owner);
     };
-    nb::object answer = oracle->function(instance, array(eta_u, d), array(eta_v, s));
+    const nb::object given[] = {nb::cast(instance), nb::cast(array(eta_u, d)),
+                                nb::cast(array(eta_v, s))};
+    PyObject* arguments[] = {given[0].ptr(), given[1].ptr(), given[2].ptr()};
+    const auto answer = nb::steal(survive([&] {
+      return PyObject_Vectorcall(oracle->function.ptr(), arguments, std::size(arguments), nullptr);
+    }));
+    if (!answer.is_valid()) throw nb::python_error();
     if (answer.is_none()) return 1;
     const auto parts = nb::cast<nb::tuple>(answer);
     const auto structure = nb::cast<Vector<const double>>(parts[0]);
@@ -492,12 +580,11 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
   factormax::Control control;
   control.poll = &poll_signals;
   factormax::FoundStructures found;
-  {
-    nb::gil_scoped_release release;
+  without_gil([&] {
     factormax::solve_batch<T>(p, static_cast<std::int64_t>(batch),
                               static_cast<factormax::Method>(method), options, start, out, found,
                               control);
-  }
+  });
   functions.raise_if_raised();
   std::tie(fault(0), fault(1)) = functions.fault();
   raise_if_failed(control);
@@ -546,10 +633,8 @@ double vjp(FACTORMAX_BATCH_PARAMETERS, Matrix<const T> grad_mu, Matrix<const T> 
   }
   factormax::Control control;
   control.poll = &poll_signals;
-  {
-    nb::gil_scoped_release release;
-    factormax::vjp_batch<T>(p, static_cast<std::int64_t>(batch), grads, control);
-  }
+  without_gil(
+      [&] { factormax::vjp_batch<T>(p, static_cast<std::int64_t>(batch), grads, control); });
   raise_if_failed(control);
   double worst = 0;
   for (std::size_t i = 0; i < batch && !std::isnan(worst); ++i) {
@@ -594,8 +679,7 @@ best_structures(int kind, Vector<const std::int32_t> shape, Matrix<const double>
   oracle.allocate(which, sizes, vars, workspace);
   std::vector<std::int32_t> on(batch * oracle.slots()), features(batch * oracle.feature_slots());
   std::vector<std::uint8_t> found(batch);
-  {
-    nb::gil_scoped_release release;
+  without_gil([&] {
     for (std::size_t i = 0; i < batch; ++i) {
       const double* scores = eta_u.data() + i * eta_u.shape(1);
       if (!oracle.prepare(scores, param(i), nullptr, 0)) continue;
@@ -604,7 +688,7 @@ best_structures(int kind, Vector<const std::int32_t> shape, Matrix<const double>
                      features.data() + i * oracle.feature_slots(),
                      nullptr) == factormax::OracleAnswer::found;
     }
-  }
+  });
   return {as_array(std::move(on)), as_array(std::move(features)), as_array(std::move(found))};
 }
 
@@ -667,4 +751,5 @@ NB_MODULE(_core, m) {
         "The MAP oracle of a structured factor, for each row of scores.");
   m.def("set_num_threads", &factormax::set_num_threads, "threads"_a);
   m.def("get_num_threads", &factormax::get_num_threads);
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&begin_ending));
 }
