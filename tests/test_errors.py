@@ -132,6 +132,18 @@ def test_bad_axis(fg, axis):
         {"method": "admm", "step_size": np.nan},
         {"warm_start": 3},
         {"no_such_option": 1},
+        {"method": ["admm"]},
+        {"tol": "x"},
+        {"tol": None},
+        {"tol": np.array([1e-3, 1e-6])},
+        {"max_iter": None},
+        {"max_iter": np.inf},
+        {"max_iter": 10**400},
+        {"max_iter": 2**31},
+        {"max_inner_iter": "many"},
+        {"step_size": None},
+        {"step_size": True},
+        {"on_failure": np.array(["warn", "raise"])},
     ],
     ids=str,
 )
@@ -140,6 +152,75 @@ def test_bad_options(fg, options):
     fg.add(fm.Xor(u))
     with pytest.raises((ValueError, TypeError), match=[*options][-1]):
         fg.solve(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_nodes": np.inf},
+        {"max_nodes": None},
+        {"max_nodes": "x"},
+        {"time_limit": "x"},
+        {"time_limit": 0},
+        {"time_limit": np.nan},
+        {"time_limit": [1, 2]},
+        {"tol": None},
+        {"max_iter": None},
+    ],
+    ids=str,
+)
+def test_bad_options_of_decode(fg, options):
+    fg.add(fm.Xor(fg.variable_from(np.array([0.3, 0.9]))))
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        fg.decode(**options)
+
+
+def test_options_of_other_number_types(fg):
+    fg.add(fm.Xor(fg.variable_from(np.array([0.3, 0.9]))))
+    assert fg.solve(tol=np.float32(1e-3), max_iter=np.int64(50), step_size=1).converged
+    assert fg.solve(max_iter=50.0).converged
+    assert fg.decode(max_nodes=1e4, time_limit=np.inf).optimal
+
+
+@pytest.mark.parametrize("word, number", [("budget", 10**400), ("budget", 10**5000)], ids=["", "_"])
+def test_numbers_beyond_all_range(fg, word, number):
+    u = fg.variable(3)
+    with pytest.raises(fm.GraphError, match=f"Budget over u: {word} is beyond the range"):
+        fm.Budget(u, number)
+    fm.Budget(u, 10**40)
+
+
+@pytest.mark.parametrize("bad", [None, "x", [[1], [1, 2]], {}, [1, None]], ids=str)
+def test_parameters_that_are_no_numbers(fg, bad):
+    u = fg.variable(3)
+    with pytest.raises(fm.ShapeError, match="Budget over u: budget must be"):
+        fm.Budget(u, bad)
+    with pytest.raises(fm.ShapeError, match="Knapsack over u: costs must be"):
+        fm.Knapsack(u, bad, 1)
+
+
+@pytest.mark.parametrize("kind", ["x", None, ["hinge"]], ids=str)
+def test_bad_kind_of_loss(fg, kind):
+    u = fg.variable(2)
+    with pytest.raises(ValueError, match="kind must be"):
+        fg.loss({u: [1, 0]}, kind)
+
+
+@pytest.mark.parametrize("cost", ["x", np.nan, {"u": 1}], ids=str)
+def test_bad_cost(fg, cost):
+    u = fg.variable(2)
+    with pytest.raises(ValueError, match="cost"):
+        fg.loss({u: [1, 0]}, "hinge", cost=cost)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_multipliers_of_a_warm_start_that_are_not_finite(fg, bad):
+    fg.add(fm.Xor(fg.variable_from(np.array([0.3, 0.9]))))
+    solution = fg.solve()
+    solution.multipliers[0, 0] = bad
+    for query in (fg.solve, fg.solve_map):
+        with pytest.raises(ValueError, match="warm_start"):
+            query(warm_start=solution)
 
 
 def test_bad_gradients(fg):
@@ -154,6 +235,9 @@ def test_bad_gradients(fg):
             solution.vjp(bad)
     with pytest.raises((fm.GraphError, TypeError)):
         solution.vjp(np.zeros((2, 3)))
+    for bad in ("x", np.zeros(2), {}):
+        with pytest.raises(fm.ShapeError, match="objective"):
+            solution.vjp(objective=bad)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2"])

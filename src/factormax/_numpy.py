@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from factormax import engine
 from factormax.arrays import FloatArray, to_numpy
-from factormax.checks import all_finite, check_scores
+from factormax.checks import all_finite, check_scores, shown
 from factormax.compiled import num_dual
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
@@ -394,6 +394,12 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
             _require_shape(f"probs of {structured[place].name}", np.asarray(grad), shape)
             prob_grads[place] = np.asarray(grad, dtype=np.float64)
         if objective is not None:
+            given, objective = objective, np.asarray(objective)
+            if objective.dtype.kind not in "fiub" or objective.shape not in ((), task.batch_shape):
+                raise ShapeError(
+                    f"vjp: the gradient of the objective must be made of numbers, in the shape "
+                    f"{task.batch_shape}, got {shown(given)}."
+                )
             objective = np.broadcast_to(objective, task.batch_shape)
         grad_scores, grad_factor_scores = task.pull_back(value_grads, factor_grads, objective)
         if probs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,89 @@ import numpy.typing as npt
 from factormax import _core
 from factormax.arrays import FloatArray
 
-__all__ = ["Layout", "all_finite", "check_scores"]
+__all__ = [
+    "Layout",
+    "all_finite",
+    "check_scores",
+    "finite_number",
+    "one_of",
+    "positive_number",
+    "shown",
+    "whole_number",
+]
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
+
+
+def positive_number(name: str, value: Any, error: type[ValueError] = ValueError) -> float:
+    """The number, if it is positive and finite.
+
+    Raises:
+        ValueError: naming it, if it is not, or no number at all.
+    """
+    number = _number(value)
+    if number is None or not 0 < number < math.inf:
+        raise error(f"{name} must be a positive number, got {shown(value)}.")
+    return number
+
+
+def finite_number(name: str, value: Any, error: type[ValueError] = ValueError) -> float:
+    """The number, if it is finite.
+
+    Raises:
+        ValueError: naming it, if it is not, or no number at all.
+    """
+    number = _number(value)
+    if number is None or not math.isfinite(number):
+        raise error(f"{name} must be a finite number, got {shown(value)}.")
+    return number
+
+
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
+    """The number, if it is whole and between the two.
+
+    Raises:
+        ValueError: naming it, if it is not, or no number at all.
+    """
+    number = _number(value)
+    if number is None or not least <= number <= most or number != math.floor(number):
+        raise ValueError(
+            f"{name} must be a whole number from {least} to {most}, got {shown(value)}."
+        )
+    return int(number)
+
+
+def one_of(name: str, value: Any, choices: Iterable[str | None]) -> Any:
+    """The value, if it is one of the choices.
+
+    Raises:
+        ValueError: naming it and them, if it is not.
+    """
+    listed = list(choices)
+    if (value is None or isinstance(value, str)) and value in listed:
+        return value
+    raise ValueError(f"{name} must be one of {listed}, got {shown(value)}.")
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one of NumPy or torch; None if it is none. NaN for what is too large."""
+    if isinstance(value, (str, bytes, bool)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def shown(value: Any) -> str:
+    """What a message shows of a value that is wrong: never pages of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of too many digits
+        return f"a {type(value).__name__} that is too large"
+    return text if len(text) <= 60 else text[:56] + " ..."
 
 
 def all_finite(scores: FloatArray) -> bool:

@@ -199,6 +199,11 @@ def solve(
     wiring: Wiring, numbers: Numbers, options: Options, warm: FloatArray | None = None
 ) -> RawSolution:
     """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
+    if warm is not None and not all_finite(warm):
+        raise ValueError(
+            "warm_start: the multipliers of the earlier solution hold NaN or an infinity. Start "
+            "from a solution that converged, or without one."
+        )
     mask = numbers.mask
     if not all_finite(numbers.eta_u):  # -inf switches the variable off, like a mask
         here = numbers.eta_u != -np.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax.arrays import Array, ArrayLike, is_tensor, is_tracing
+from factormax.checks import one_of, positive_number, shown, whole_number
 from factormax.compiled import Wiring
 from factormax.engine import MAP_METHODS, METHODS, Options
 from factormax.errors import GraphError, ShapeError
@@ -23,6 +24,7 @@ from factormax.variable import Variable
 __all__ = ["FactorGraph", "TorchFactorGraph"]
 
 F = TypeVar("F", bound=BaseFactor)
+MOST = 2**31 - 1  # that the core counts to
 
 
 @dataclass(eq=False)
@@ -67,12 +69,12 @@ class FactorGraph:
     """
 
     def __init__(self, batch_dims: int = 0) -> None:
-        if not isinstance(batch_dims, (int, np.integer)) or isinstance(batch_dims, bool):
-            raise GraphError(f"batch_dims must be a whole number, got {batch_dims!r}.")
-        batch_dims = int(batch_dims)
-        if batch_dims < 0:
-            raise GraphError(f"batch_dims must be a whole number, at least 0, got {batch_dims!r}.")
-        self.batch_dims = batch_dims
+        whole = isinstance(batch_dims, (int, np.integer)) and not isinstance(batch_dims, bool)
+        if not whole or batch_dims < 0:
+            raise GraphError(
+                f"batch_dims must be a whole number, at least 0, got {shown(batch_dims)}."
+            )
+        self.batch_dims = batch_dims = int(batch_dims)
         self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
         self.tensors: list[VariableTensor] = []
         self.factors: list[BaseFactor] = []
@@ -129,9 +131,11 @@ class FactorGraph:
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
         """Adds a tensor of binary variables with zero scores, of this shape in every instance."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(not isinstance(s, (int, np.integer)) or s < 0 for s in dims):
-            raise ShapeError(f"A shape is made of whole numbers, at least 0, got {shape!r}.")
+        dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if any(not isinstance(s, (int, np.integer)) or not 0 <= s <= MOST for s in dims):
+            raise ShapeError(
+                f"A shape is made of whole numbers from 0 to {MOST}, got {shown(shape)}."
+            )
         return self._append(name or self._default_name(), tuple(int(s) for s in dims), None, None)
 
     def add(self, factor: F) -> F:
@@ -248,10 +252,7 @@ class FactorGraph:
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of `solve_map` of a graph of the same factors.
         """
-        if surrogate not in (None, "straight-through", "spigot"):
-            raise ValueError(
-                f'surrogate must be None, "straight-through" or "spigot", got {surrogate!r}.'
-            )
+        one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
         checked = _checked_options(
             method, tol, max_iter, max_inner_iter, step_size, on_failure, MAP_METHODS
         )
@@ -281,13 +282,12 @@ class FactorGraph:
             on_failure: "warn", "raise" or "ignore" if nothing is proved.
         """
         checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, MAP_METHODS)
-        if isinstance(max_nodes, bool) or int(max_nodes) != max_nodes or max_nodes < 1:
-            raise ValueError(f"max_nodes must be a whole number, at least 1, got {max_nodes!r}.")
-        if time_limit is not None and not time_limit > 0:
-            raise ValueError(
-                f"time_limit must be a positive number of seconds, got {time_limit!r}."
-            )
-        return self._ask(replace(checked, linear=True, search=(int(max_nodes), time_limit)), None)
+        nodes = whole_number("max_nodes", max_nodes, 1, MOST)
+        if isinstance(time_limit, float) and time_limit == math.inf:
+            time_limit = None
+        if time_limit is not None:
+            time_limit = positive_number("time_limit", time_limit)
+        return self._ask(replace(checked, linear=True, search=(nodes, time_limit)), None)
 
     def loss(
         self,
@@ -529,16 +529,11 @@ def _checked_options(
     on_failure: str,
     methods: Mapping[str, int],
 ) -> Options:
-    if method not in methods:
-        raise ValueError(f"method must be one of {sorted(methods)}, got {method!r}.")
-    if on_failure not in ("warn", "raise", "ignore"):
-        raise ValueError(f'on_failure must be "warn", "raise" or "ignore", got {on_failure!r}.')
-    for word, number in (("tol", tol), ("step_size", step_size)):
-        if not 0 < number < math.inf:
-            raise ValueError(f"{word} must be a positive number, got {number!r}.")
-    for word, count in (("max_iter", max_iter), ("max_inner_iter", max_inner_iter)):
-        if isinstance(count, bool) or int(count) != count or not 1 <= count < 2**31:
-            raise ValueError(f"{word} must be a whole number from 1 to 2**31 - 1, got {count!r}.")
     return Options(
-        method, float(tol), int(max_iter), int(max_inner_iter), float(step_size), on_failure
+        one_of("method", method, sorted(methods)),
+        positive_number("tol", tol),
+        whole_number("max_iter", max_iter, 1, MOST),
+        whole_number("max_inner_iter", max_inner_iter, 1, MOST),
+        positive_number("step_size", step_size),
+        one_of("on_failure", on_failure, ("warn", "raise", "ignore")),
     )

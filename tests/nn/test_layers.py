@@ -331,10 +331,19 @@ def test_the_kind_of_a_prediction():
 
 @pytest.mark.parametrize("temperature", [0, -1.0, torch.inf, torch.nan])
 def test_a_temperature_is_positive(temperature):
-    with pytest.raises(fm.GraphError, match="KSubset: temperature must be positive"):
+    for bad in (None, "x", [1.0, 2.0], 10**400, True):
+        with pytest.raises(fm.GraphError, match="KSubset: temperature must be a positive number"):
+            fnn.KSubset(2, temperature=bad)
+    for bad in (None, "x", torch.inf):
+        with pytest.raises(fm.GraphError, match="SequentialAlignment: transition must be a finite"):
+            fnn.SequentialAlignment(bad)
+    for word in ("mask", "lengths"):
+        with pytest.raises(fm.GraphError, match=f"KSubset: {word} must be made of numbers"):
+            fnn.KSubset(2)(torch.zeros(1, 3), **{word: "x"})
+    with pytest.raises(fm.GraphError, match="KSubset: temperature must be a positive number"):
         fnn.KSubset(1, temperature=temperature)
     layer = fnn.KSubset(1)
-    with pytest.raises(fm.GraphError, match="temperature must be positive"):
+    with pytest.raises(fm.GraphError, match="temperature must be a positive number"):
         layer.temperature = temperature
 
 

@@ -785,7 +785,7 @@ def test_on_failure_of_an_infeasible_graph():
     ("options", "message"),
     [
         ({"method": "admm"}, r"method must be one of \['ad3', 'auto'\]"),
-        ({"surrogate": "reinforce"}, "surrogate must be None"),
+        ({"surrogate": "reinforce"}, "surrogate must be one of"),
         ({"tol": 0}, "tol must be a positive number"),
         ({"tol": np.nan}, "tol must be a positive number"),
         ({"step_size": -1}, "step_size must be a positive number"),

@@ -11,12 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from factormax.arrays import Array, FloatArray, IndexArray, is_tracing, spread
+from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.scores import Scores
 from factormax.variable import Variable
@@ -43,6 +46,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 ONE: FloatArray = np.ones((1, 1))  # the same for every factor of every instance
 ONE.setflags(write=False)
+
+_NUMBERS = count()  # that tell classes of one name apart
 
 
 @dataclass(eq=False)
@@ -73,8 +78,8 @@ class BaseFactor:
         negated: `(k, d)`, or None if no variable is negated.
     """
 
-    #: All factors by the name under which a compiled graph finds them.
-    registry: ClassVar[dict[str, type[BaseFactor]]] = {}
+    #: All classes by the name under which a compiled graph finds them; it keeps none alive.
+    registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
     registered: ClassVar[str] = "BaseFactor"
     #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
     param_shapes: ClassVar[tuple[str, ...]] = ()
@@ -89,7 +94,7 @@ class BaseFactor:
         super().__init_subclass__()
         name = cls.__name__
         if name in BaseFactor.registry:  # another one of that name: tell them apart
-            name = f"{cls.__module__}.{cls.__qualname__}.{len(BaseFactor.registry)}"
+            name = f"{cls.__module__}.{cls.__qualname__}.{next(_NUMBERS)}"
         cls.registered = name
         BaseFactor.registry[name] = cls
 
@@ -147,8 +152,8 @@ class BaseFactor:
         for a in axes:
             if not isinstance(a, (int, np.integer)) or not -ndim <= a < ndim:
                 raise ShapeError(
-                    f"{self.kind} over {u.name}: axis={axis} does not fit its {ndim} dimensions, "
-                    f"batch dimensions aside."
+                    f"{self.kind} over {u.name}: axis={shown(axis)} does not fit its {ndim} "
+                    f"dimensions, batch dimensions aside."
                 )
         last = tuple([a % ndim for a in axes])
         if len(set(last)) != len(last):

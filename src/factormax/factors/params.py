@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 
@@ -27,16 +31,7 @@ def take_param(
             f"{factor.name}: {word} takes no gradient, but the tensor requires one. Pass "
             f"{word}.detach()."
         )
-    array = to_numpy(value)
-    if (
-        not is_tracing()
-        and array.dtype == object
-        and array.ndim == 0
-        and isinstance(array.item(), int)
-    ):
-        array = np.asarray(float(array.item()))  # beyond 64 bits
-    if not is_tracing() and array.dtype.kind not in "fiub":
-        raise ShapeError(f"{factor.name}: {word} must be numbers, got dtype {array.dtype}.")
+    array = _numbers(factor, word, value)
     batch = factor.graph.batch_shape
     size = 1
     for s in shape:
@@ -54,3 +49,27 @@ def take_param(
         pass
     wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
     raise ShapeError(f"{factor.name}: {word} must have shape {wanted}, got {array.shape}.")
+
+
+def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:
+    if is_tracing():
+        return to_numpy(value)
+    try:
+        array = to_numpy(value)
+        if array.dtype == object:  # whole numbers beyond 64 bits; no text, which NumPy would read
+            kinds = {type(v) for v in array.flat}
+            array = array.astype(np.float64) if kinds <= {int, float} else array
+    except OverflowError:
+        raise GraphError(
+            f"{factor.name}: {word} is beyond the range of floating-point numbers, got "
+            f"{shown(value)}."
+        ) from None
+    except ValueError:  # lists of different lengths
+        raise ShapeError(
+            f"{factor.name}: {word} must be an array of numbers, got {shown(value)}."
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise ShapeError(
+            f"{factor.name}: {word} must be numbers, got {shown(value)} (dtype {array.dtype})."
+        )
+    return array

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from factormax.checks import positive_number
 from factormax.errors import GraphError, ShapeError
 from factormax.graph import FactorGraph
 from factormax.nn.layout import Layout
@@ -80,10 +80,7 @@ class StructuredLayer(nn.Module):
 
     @temperature.setter
     def temperature(self, temperature: float) -> None:
-        number = float(temperature)
-        if not 0 < number < math.inf:
-            raise GraphError(f"{self._name}: temperature must be positive, got {temperature!r}.")
-        self._temperature = number
+        self._temperature = positive_number(f"{self._name}: temperature", temperature, GraphError)
 
     # ---- queries ---------------------------------------------------------------------------------
 

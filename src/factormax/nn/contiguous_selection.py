@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from factormax.checks import finite_number
+from factormax.errors import GraphError
 from factormax.factors import SequenceBudget
 from factormax.graph import FactorGraph
 from factormax.nn.base import StructuredLayer
@@ -70,7 +72,7 @@ class ContiguousSelection(StructuredLayer):
     ) -> None:
         super().__init__(**settings)
         self.budget = check_count("ContiguousSelection", "budget", budget)
-        start = torch.tensor(float(transition))
+        start = torch.tensor(finite_number(f"{self._name}: transition", transition, GraphError))
         if learn_transition:
             self.transition = nn.Parameter(start)
         else:

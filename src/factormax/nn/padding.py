@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from factormax.arrays import is_tensor, is_tracing
+from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 
 __all__ = ["Count", "Lengths", "Mask", "check_count", "number_of", "presence"]
@@ -49,7 +50,7 @@ def presence(
         for spread in _along(side, axes, _from_lengths(name, given, batch, side, size))
     ]
     if mask is not None and not isinstance(mask, (tuple, list)):
-        mask = torch.as_tensor(mask)
+        mask = as_tensor(name, "mask", mask)
         if mask.ndim == scores.ndim:
             found.append(_checked_mask(name, mask, tuple(scores.shape)))
             mask = None
@@ -71,19 +72,31 @@ def presence(
     return present.expand(scores.shape)
 
 
+def as_tensor(name: str, word: str, given: Any) -> Tensor:
+    """What is given for this argument of a layer as a tensor.
+
+    Raises:
+        GraphError: naming it, if it holds no numbers.
+    """
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise GraphError(f"{name}: {word} must be made of numbers, got {shown(given)}.") from None
+
+
 def check_count(name: str, word: str, count: Count) -> Count:
     """The count, if it is a whole number, or a fraction of the length.
 
     Raises:
         GraphError: if it is neither.
     """
-    if isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0:
+    if isinstance(count, (int, np.integer)) and not isinstance(count, bool) and 0 <= count < 2**31:
         return int(count)
     if isinstance(count, float) and 0 < count <= 1:
         return float(count)
     raise GraphError(
         f"{name}: {word} must be a whole number (int), at least 0, or a fraction of the length "
-        f"(float), above 0 and at most 1, got {count!r}."
+        f"(float), above 0 and at most 1, got {shown(count)}."
     )
 
 
@@ -127,7 +140,7 @@ def _along(side: str, axes: tuple[str, ...], present: Tensor) -> list[Tensor]:
 
 def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size: int) -> Tensor:
     """The mask that lengths stand for, `(*batch, size)`."""
-    lengths: Tensor = torch.as_tensor(given)
+    lengths = as_tensor(name, "lengths", given)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise GraphError(f"{name}: lengths must be whole numbers, got dtype {lengths.dtype}.")
     if not _fits(tuple(lengths.shape), batch):
@@ -145,7 +158,7 @@ def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size
 
 
 def _checked_mask(name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
-    mask: Tensor = torch.as_tensor(given)
+    mask = as_tensor(name, "mask", given)
     if mask.dtype != torch.bool:
         raise GraphError(
             f"{name}: a mask must be boolean, True for what is there, got dtype {mask.dtype}."

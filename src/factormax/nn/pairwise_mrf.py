@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors import Pair
 from factormax.graph import FactorGraph
 from factormax.nn.base import StructuredLayer
+from factormax.nn.padding import as_tensor
 from factormax.variable import Variable
 
 __all__ = ["PairwiseMRF"]
@@ -64,9 +66,11 @@ class PairwiseMRF(StructuredLayer):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        if isinstance(labels, bool) or not isinstance(labels, int) or labels < 1:
+        whole = isinstance(labels, int) and not isinstance(labels, bool)
+        if not whole or not 1 <= labels <= 2**20:
             raise GraphError(
-                f"PairwiseMRF: labels must be a whole number, at least 1, got {labels!r}."
+                f"PairwiseMRF: labels must be a whole number, at least 1, got {shown(labels)} "
+                f"(and at most {2**20})."
             )
         self.labels = labels
         if edges is None:
@@ -104,7 +108,7 @@ class PairwiseMRF(StructuredLayer):
 
 
 def _checked_edges(edges: Any, labels: int) -> Tensor:
-    pairs = torch.as_tensor(edges).detach().clone()
+    pairs = as_tensor("PairwiseMRF", "edges", edges).detach().clone()
     if pairs.numel() == 0:
         return torch.zeros((0, 2), dtype=torch.long)
     whole = not (pairs.is_floating_point() or pairs.is_complex() or pairs.dtype == torch.bool)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from factormax import engine
 from factormax._numpy import Solve
 from factormax.arrays import FloatArray, to_numpy
+from factormax.checks import one_of, shown
 from factormax.compiled import Wiring
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
@@ -52,8 +53,7 @@ def loss(
     options: Options,
 ) -> Any:
     """The losses of a graph's instances; see `FactorGraph.loss`."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}.")
+    one_of("kind", kind, KINDS)
     if cost is not None and kind != "hinge":
         raise ValueError(f'cost is of kind="hinge", not of {kind!r}.')
     target = _flat_target(graph, targets, kind, cost, mask)
@@ -209,9 +209,11 @@ def _flat_target(
     if kind == "hinge":
         costs = np.ones((batch, graph.num_variables))
         for u, part in _by_variable(graph, "cost", 1.0 if cost is None else cost, targets):
-            array = np.asarray(to_numpy(part), dtype=np.float64)
-            if not np.isfinite(array).all():
-                raise ValueError(f"loss: the cost of {u.name} must be made of finite numbers.")
+            array = to_numpy(part)
+            if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+                raise ValueError(
+                    f"loss: the cost of {u.name} must be made of finite numbers, got {shown(part)}."
+                )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
     names = [f.name for f in graph.factors]
     return Target(kind, values, known, costs, names)
