@@ -1,7 +1,9 @@
 """Factors of one's own: whatever has a MAP oracle."""
 
 import ctypes
+import gc
 import threading
+import weakref
 from functools import cache
 
 import numpy as np
@@ -291,6 +293,20 @@ def test_lists_tuples_and_booleans_are_fine():
         fg, u, _ = graph(lambda u, answer=answer: Says(u, answer), np.zeros(3))
         fg.solve()
         np.testing.assert_array_equal(u.value, [1, 0, 1])
+
+
+def test_a_class_is_not_kept():
+    def solve_once():
+        class Local(TwoOf):
+            pass
+
+        fg, _, _ = graph(Local, np.array([0.3, 0.1, 0.2]))
+        fg.solve()
+        return weakref.ref(Local)
+
+    found = [solve_once() for _ in range(3)]
+    gc.collect()
+    assert [ref() for ref in found] == [None] * 3
 
 
 def test_no_oracle():

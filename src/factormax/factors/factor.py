@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from factormax.arrays import ArrayLike, to_numpy
 from factormax.errors import GraphError, ShapeError
+from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores, as_scores
 from factormax.factors.structured import CALLBACK, StructuredFactor
 from factormax.variable import Variable
@@ -66,6 +67,11 @@ class Factor(StructuredFactor):
         >>> u.value.round(3)
         array([0.8, 0.7, 0.5, 0. ])
     """
+
+    def __init_subclass__(cls) -> None:
+        # To a compiled graph they are all alike, under the name of this class: what tells them
+        # apart, the oracle, is asked of the factor.
+        super(BaseFactor, cls).__init_subclass__()
 
     #: How many dimensions the scores have without the batch; None: as their shape suggests.
     score_dims: ClassVar[int | None] = None
