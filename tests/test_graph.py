@@ -517,6 +517,52 @@ def test_twelve_thousand_pairs_at_once(rng):
     assert (pair.value >= np.maximum(u.value[i] + u.value[j] - 1, 0) - 1e-9).all()
 
 
+@pytest.mark.parametrize("query", ["solve", "solve_map", "decode"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_solutions_are_copied_and_pickled(query, library, batch):
+    scores = np.random.default_rng(0).normal(size=(*batch, 4, 4))
+    if library == "torch":
+        scores = pytest.importorskip("torch").tensor(scores, requires_grad=True)
+    fg = fm.FactorGraph(batch_dims=len(batch))
+    u = fg.variable_from(scores)
+    fg.add(fm.Matching(u))
+    fg.add(fm.Budget(u[0], 1))
+    solution = getattr(fg, query)()
+    copies = [copy.copy(solution), copy.deepcopy(solution), pickle.loads(pickle.dumps(solution))]
+    names = ["objective", "status", "converged", "iterations", "primal_residual", "multipliers"]
+    names += ["upper_bound", "integral"] * (query != "solve")
+    names += ["nodes", "optimal"] * (query == "decode")
+    for again in copies:
+        assert again.query == query and repr(again) == repr(solution)
+        for name in names:
+            before, after = getattr(solution, name), getattr(again, name)
+            assert type(before) is type(after)
+            if library == "torch" and name == "objective":
+                before, after = before.detach(), after.detach()
+            np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
+        if query != "decode":
+            assert np.asarray(getattr(fg, query)(warm_start=again).converged).all()
+    if library == "numpy":
+        grads = {u: np.ones(scores.shape)}
+        np.testing.assert_array_equal(copies[0].vjp(grads)[u], solution.vjp(grads)[u])
+        for again in copies[1:]:
+            with pytest.raises(fm.GraphError, match="was pickled"):
+                again.vjp(grads)
+
+
+def test_an_error_is_pickled_with_its_solution():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.3, 0.1]))
+    fg.add(fm.Xor(u))
+    fg.add(fm.Nand(u[:1]))
+    fg.add(fm.Nand(u[1:]))
+    with pytest.raises(fm.InfeasibleError) as caught:
+        fg.solve(on_failure="raise")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value) and again.solution.status is fm.Status.INFEASIBLE
+
+
 def test_graphs_are_copied_and_pickled():
     fg = fm.FactorGraph()
     u = fg.variable_from(np.array([[1.0, 0.9], [0.8, 0.1]]))

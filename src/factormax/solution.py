@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from factormax.arrays import Array, to_numpy
+from factormax.arrays import Array, is_tensor, to_numpy
 from factormax.errors import GraphError
 from factormax.status import Status
 
@@ -21,6 +21,14 @@ __all__ = ["Details", "Solution"]
 
 def _same(array: Any) -> Any:
     return array
+
+
+def _forgotten(*_: Any) -> dict[Any, Any]:
+    """Takes the place of `differentiate` in a solution that was pickled."""
+    raise GraphError(
+        "vjp: this solution was pickled (or deeply copied), and does not know its graph any more. "
+        "Solve the graph again, from warm_start=solution."
+    )
 
 
 @dataclass(eq=False)
@@ -39,7 +47,8 @@ class Details:
 class Solution:
     r"""How a query ended, for each instance of the batch.
 
-    `status`, `converged`, `iterations`, `primal_residual` and `dual_residual` are per instance.
+    `status`, `converged`, `iterations`, `primal_residual` and `dual_residual` are per instance. A
+    solution can be pickled and serve as a warm start afterwards; its gradients stay behind.
 
     Attributes:
         objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖²; differentiable.
@@ -51,6 +60,18 @@ class Solution:
     query: Literal["solve", "solve_map", "decode"] = "solve"
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
+
+    def __copy__(self) -> Solution:
+        return replace(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all but the way back to the scores, which hangs on the graph."""
+        state = dict(self.__dict__)
+        if is_tensor(self.objective):
+            state["objective"] = self.objective.detach()  # type: ignore[union-attr]
+        if self.differentiate is not None:
+            state["differentiate"] = _forgotten
+        return state
 
     @property
     def multipliers(self) -> Array:
