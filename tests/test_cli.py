@@ -51,6 +51,34 @@ def test_solve(model, capsys, query):
         assert lines["status"] == "Optimal (proved)." and int(lines["nodes"]) >= 0
 
 
+def test_nobody_reads(model):
+    """As in `factormax solve model.uai | head -0`."""
+    command = [sys.executable, "-m", "factormax", "solve", model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--max-nodes", "x"),
+        ("--max-nodes", "1.5"),
+        ("--max-nodes", "9" * 12),
+        ("--time-limit", "x"),
+        ("--time-limit", "inf"),
+    ],
+    ids=str,
+)
+def test_options_that_are_no_numbers(model, capsys, option):
+    with pytest.raises(SystemExit) as exit_:
+        main(["solve", model, *option])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert f"argument {option[0]}: expected a" in error and option[1] in error
+
+
 def test_evidence(model, tmp_path, capsys):
     evidence = tmp_path / "model.evid"
     evidence.write_text("1\n2 0 0 2 2\n")
@@ -157,7 +185,7 @@ def test_options_that_do_not_fit(model, capsys, arguments, message):
         (["solve", "x", "--map", "--exact"], "not allowed with"),
         (["solve", "x", "--time-limit", "-1"], "expected a positive number, got -1"),
         (["solve", "x", "--max-nodes", "0"], "expected a whole number, at least 1, got 0"),
-        (["solve", "x", "--max-nodes", "many"], "invalid"),
+        (["solve", "x", "--max-nodes", "many"], "expected a whole number, at least 1, got many"),
     ],
 )
 def test_usage(capsys, arguments, message):

@@ -1,13 +1,15 @@
 """The command `factormax`: solves models in the UAI format.
 
 Exit codes: 0 solved (converged, or proved optimal), 1 not converged or not proved within the
-limits (the best that was found is printed), 2 bad input, 3 infeasible, 130 interrupted.
+limits (the best that was found is printed), 2 bad input, 3 infeasible, 130 interrupted, 141 nobody
+reads what is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import threading
 import time
@@ -25,7 +27,7 @@ from factormax.status import Status
 
 __all__ = ["main"]
 
-SOLVED, UNPROVED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+SOLVED, UNPROVED, BAD_INPUT, INFEASIBLE, INTERRUPTED, NOT_READ = 0, 1, 2, 3, 130, 141
 
 QUERIES = {
     "exact": "exact decoding (branch and bound)",
@@ -43,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        return _solve(args)
+        code = _solve(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as in `| head`; what else is printed, at exit too, goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_READ
     except InfeasibleError as error:
         print(f"factormax: {error}", file=sys.stderr)
         return INFEASIBLE
@@ -118,17 +125,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
     return number
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text}")
-    return number
+    whole = text.isascii() and text.isdecimal() and int(text[:99]) >= 1
+    if not whole or len(text) > 9:
+        most = " (and at most 999999999)" if whole else ""
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text}{most}")
+    return int(text)
 
 
 def _solve(args: argparse.Namespace) -> int:
