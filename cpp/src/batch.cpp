@@ -41,6 +41,7 @@ struct ForwardState {
   bool has_row_form = false;
 
   DualPoint<T>* point = nullptr;  // where the method ended
+  Span<const T> certificate;      // that nothing is feasible
   LinearProgram<T> program;       // of linear methods
   double bound = 0;
   bool integral = false;
@@ -168,10 +169,11 @@ struct InstanceStructures {
   std::vector<double> prob, dense;
   std::vector<std::uint8_t> cuts;
 
-  void take(const ActiveSet& set, bool present) {
+  void take(const StructuredFactor& factor, bool present) {
+    const ActiveSet& set = factor.set;
     const int found = present ? set.count : 0;
     count.push_back(found);
-    num_cuts.push_back(-1);
+    num_cuts.push_back(factor.present && factor.impossible ? -2 : -1);
     prob.insert(prob.end(), set.p.data, set.p.data + found);
     on.insert(on.end(), set.on(0), set.on(found));
     features.insert(features.end(), set.features(0), set.features(found));
@@ -202,10 +204,12 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
     case Method::compact:
       result = state.compact.solve(p, instance, warm, options, control, may_poll);
       state.point = &state.compact.point();
+      state.certificate = state.compact.certificate();
       break;
     case Method::proximal:
       result = state.proximal.solve(p, instance, warm, options, control, may_poll);
       state.point = &state.proximal.point();
+      state.certificate = state.proximal.certificate();
       state.bound = state.proximal.bound();
       state.integral = state.proximal.integral();
       break;
@@ -221,6 +225,7 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
       result = state.admm.solve(instance, warm, options, unit, control, may_poll);
       DualPoint<T>& at = state.admm.point();
       state.point = &at;
+      state.certificate = state.admm.certificate();
       if (!options.linear || result.status == Status::infeasible) break;
       for (int r = 0; r < instance.m; ++r) {
         at.x[r] = clip(at.x[r], instance.lo[r], instance.hi[r]);
@@ -323,7 +328,7 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   const bool linear = method == Method::proximal || method == Method::ad3;
   if (linear) out.integral[i] = 0;
   if (result.status == Status::infeasible) {
-    write_infeasible(p, instance, i, out);
+    write_infeasible(p, instance, state.certificate, i, out);
     if (linear) out.upper_bound[i] = -std::numeric_limits<double>::infinity();
   } else if (linear) {
     write_vertex(p, instance, structured, *state.point, i, out);
@@ -342,7 +347,7 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
     check_rows(instance, out.mu.at(i), result);
   }
   for (const StructuredFactor& f : structured.all()) {
-    found->take(f.set, f.present && result.status != Status::infeasible);
+    found->take(f, f.present && result.status != Status::infeasible);
   }
   write_result(result, i, out);
 }

@@ -19,12 +19,13 @@ from factormax import engine
 from factormax.arrays import FloatArray, to_numpy
 from factormax.checks import all_finite, check_scores, shown
 from factormax.compiled import num_dual
-from factormax.engine import Numbers, Options, RawSolution
+from factormax.conflict import conflicts_of
+from factormax.engine import Numbers, Options, RawSolution, one_instance
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.structured import StructuredFactor
-from factormax.queries.decode import decode, decoded_solution, one_instance
+from factormax.queries.decode import decode, decoded_solution
 from factormax.solution import Solution
 from factormax.status import Status
 from factormax.structures import Answer, Support
@@ -423,8 +424,9 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
         task.batch_shape,
         options.query,
         differentiate=vjp,
+        conflicts=conflicts_of(graph.factors, task.wiring, task.numbers, raw),
     )
-    engine.report_failures(raw, options.on_failure, solution)
+    engine.report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
 
 

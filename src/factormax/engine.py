@@ -27,7 +27,9 @@ __all__ = [
     "METHODS",
     "Numbers",
     "Options",
+    "Proof",
     "RawSolution",
+    "one_instance",
     "report_failures",
     "solve",
     "vjp",
@@ -77,6 +79,14 @@ class Numbers:
     oracles: tuple[Any, ...] = ()  # the structured factors that are the user's own; None: built in
 
 
+@dataclass(frozen=True)
+class Proof:
+    """Why an instance is infeasible."""
+
+    multipliers: FloatArray  # (R + P + links,) the certificate, docs/math.md (23)
+    impossible: tuple[int, ...] = ()  # structured factors that have no structure at all
+
+
 @dataclass(eq=False)
 class RawSolution:
     """What the core answers. The sides, `structures` and `mask` serve the backward pass."""
@@ -97,6 +107,7 @@ class RawSolution:
     structures: FoundStructures = field(default_factory=FoundStructures.none)
     nodes: npt.NDArray[np.int64] | None = None  # of exact decoding
     mask: npt.NDArray[np.bool_] | None = None  # (B, n) the variables that are there; None: all
+    proofs: dict[int, Proof] = field(default_factory=dict)  # of instances that are infeasible
 
     @classmethod
     def empty(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:
@@ -130,8 +141,14 @@ class RawSolution:
         names = (*_FILLED, "integral")
         arrays: Any = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
         masks: Any = [p.mask for p in parts]
+        starts = np.cumsum([0, *[len(p.status) for p in parts]])
         return cls(
             **arrays,
+            proofs={
+                int(start) + i: proof
+                for start, p in zip(starts, parts, strict=False)
+                for i, proof in p.proofs.items()
+            },
             structures=FoundStructures.joined([p.structures for p in parts]),
             mask=None if masks[0] is None else np.concatenate(masks),
         )
@@ -259,7 +276,20 @@ def _solve_with(
         raise GraphError(f"{factor.name}: {_FAULTS[int(fault[1])]}")
     if found is not None:
         raw.structures = FoundStructures(*found)
+    _take_proofs(raw)
     return raw
+
+
+def _take_proofs(raw: RawSolution) -> None:
+    """The core hands the certificate of an infeasible instance out in place of its multipliers."""
+    for i in np.flatnonzero(raw.status == Status.INFEASIBLE.code):
+        cuts = raw.structures.num_cuts.reshape(len(raw.status), -1)[i]
+        impossible = tuple(int(s) for s in np.flatnonzero(cuts == _NO_STRUCTURE))
+        raw.proofs[int(i)] = Proof(raw.tau[i].copy(), impossible)
+        raw.tau[i] = 0
+
+
+_NO_STRUCTURE = -2  # in place of the number of cuts
 
 
 def _by_rows(options: Options) -> int:
@@ -283,14 +313,7 @@ def _solve_together(
     """Solves the instances side by side, so that `map_batch` sees their scores at once."""
 
     def solve_one(i: int, rendezvous: Rendezvous) -> RawSolution:
-        here = slice(i, i + 1)
-        one = replace(
-            numbers,
-            eta_u=numbers.eta_u[here],
-            eta_v=numbers.eta_v[here],
-            params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
-        )
-        mask = None if numbers.mask is None else numbers.mask[here]
+        one = one_instance(wiring, numbers, i)
         callbacks = [
             None
             if o is None
@@ -299,14 +322,26 @@ def _solve_together(
             else o.callback()
             for o in numbers.oracles
         ]
-        return _solve_with(
-            compiled_for_one, one, mask, options, None if warm is None else warm[here], callbacks
-        )
+        start = None if warm is None else warm[i : i + 1]
+        return _solve_with(compiled_for_one, one, one.mask, options, start, callbacks)
 
     batch = len(numbers.eta_u)
     # Parameters of an instance alone are shared ones.
     compiled_for_one = wiring.for_one_instance()
     return RawSolution.joined(Rendezvous.run(batch, solve_one))
+
+
+def one_instance(wiring: Wiring, numbers: Numbers, i: int) -> Numbers:
+    """The numbers of one instance of a batch, for `wiring.for_one_instance()`."""
+    here = slice(i, i + 1)
+    batch = len(numbers.eta_u)
+    return replace(
+        numbers,
+        eta_u=numbers.eta_u[here],
+        eta_v=numbers.eta_v[here],
+        mask=None if numbers.mask is None else numbers.mask[here],
+        params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
+    )
 
 
 def working_memory(wiring: Wiring, numbers: Numbers, method: str = "auto") -> int:
@@ -382,13 +417,20 @@ def _report_backward(residual: npt.NDArray[np.float64], limit: float, on_failure
     _warn(message)
 
 
-def report_failures(raw: RawSolution, on_failure: str, solution: Any = None) -> None:
-    """Raises or warns, as asked, if an instance did not converge."""
+def report_failures(
+    raw: RawSolution, on_failure: str, solution: Any = None, conflicts: Any = None
+) -> None:
+    """Raises or warns, as asked, if an instance did not converge.
+
+    conflicts: the `Conflicts` of the infeasible instances, for messages to name; None: unknown.
+    """
     if on_failure == "ignore" or not np.count_nonzero(raw.status):  # CONVERGED is 0
         return
     failed = raw.status != Status.CONVERGED.code
     codes, counts = np.unique(raw.status[failed], return_counts=True)
     advice = [Status.from_code(int(code)).value for code in codes]
+    if conflicts is not None:
+        advice[list(codes).index(Status.INFEASIBLE.code)] += conflicts.of_first()
     if on_failure == "warn":
         # Without numbers, so that a training loop is told once and not at every step.
         who = "" if failed.size == 1 else "Some instances were not solved (see solution.status). "

@@ -13,6 +13,7 @@ from factormax.errors import GraphError
 from factormax.status import Status
 
 if TYPE_CHECKING:
+    from factormax.conflict import Conflicts, FactorName
     from factormax.factors.base import BaseFactor
     from factormax.variable import Variable
 
@@ -60,6 +61,7 @@ class Solution:
     query: Literal["solve", "solve_map", "decode"] = "solve"
     wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
+    conflicts: Conflicts | None = None  # of infeasible instances; None: there are none
 
     def __copy__(self) -> Solution:
         return replace(self)
@@ -144,6 +146,46 @@ class Solution:
         for place in np.ndindex(codes.shape):
             statuses[place] = Status.from_code(int(codes[place]))
         return statuses
+
+    def conflict(self, instance: int | tuple[int, ...] = ()) -> list[FactorName]:
+        """The factors that exclude each other in an infeasible instance, by name.
+
+        Each name is a text with two attributes: `factor`, the factor itself, and `row`, which of
+        the factors it is that one object with `axis=` stands for.
+
+        Args:
+            instance: an index into the batch; may be left out without batch dimensions.
+
+        Returns:
+            The factors that the solver's proof needs, none of which the proof can do without; not
+            always the fewest possible. Empty if the instance is feasible, if `decode` found out
+            only by searching, and inside `torch.compile`.
+
+        Raises:
+            GraphError: for an index that does not fit the batch.
+
+        Example:
+            >>> import numpy as np, factormax as fm
+            >>> fg = fm.FactorGraph()
+            >>> u = fg.variable_from(np.zeros((3, 4)))
+            >>> _ = fg.add(fm.AtLeast(u[1:], 3))
+            >>> _ = fg.add(fm.AtMostOne(u, axis=1))
+            >>> fg.solve(on_failure="ignore").conflict()
+            ['AtLeast over u[1:]', 'AtMostOne over u[1, :]', 'AtMostOne over u[2, :]']
+        """
+        place = instance if isinstance(instance, tuple) else (instance,)
+        if not self.batch_shape and place == (0,):
+            place = ()
+        try:
+            flat = int(np.ravel_multi_index(place, self.batch_shape)) if place else 0
+            fits = len(place) == len(self.batch_shape)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise GraphError(
+                f"conflict: {instance!r} is no index into a batch of shape {self.batch_shape}."
+            )
+        return [] if self.conflicts is None else self.conflicts(flat)
 
     def __repr__(self) -> str:
         codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)

@@ -30,7 +30,9 @@ class FoundStructures:
     on: npt.NDArray[np.int32]  # `slots` a structure
     features: npt.NDArray[np.int32]
     dense: npt.NDArray[np.float64]
-    num_cuts: npt.NDArray[np.int32]  # (B * S,) lists of tight rows, if solved by rows; else −1
+    num_cuts: npt.NDArray[
+        np.int32
+    ]  # (B * S,) lists of tight rows; −1: solved by structures, −2: none
     cuts: npt.NDArray[np.uint8]  # the flags of these lists, `RowForm` of the core
 
     @classmethod

@@ -22,6 +22,7 @@ from factormax._numpy import Solve
 from factormax._torch_op import Request, as_numpy, refuse_second_derivative
 from factormax.arrays import is_tracing, to_numpy
 from factormax.compiled import Wiring, num_dual
+from factormax.conflict import conflicts_of
 from factormax.engine import Options
 from factormax.errors import GraphError
 from factormax.factors.scores import Scores
@@ -212,8 +213,9 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     *outputs, objective, task = apply(plan, *inputs)
     raw = task.raw
     _set_answer(graph, task, outputs, plan, inputs)
-    solution = Solution(objective, raw, shape, options.query, torch.from_numpy)
-    engine.report_failures(raw, options.on_failure, solution)
+    conflicts = conflicts_of(graph.factors, task.wiring, task.numbers, raw)
+    solution = Solution(objective, raw, shape, options.query, torch.from_numpy, conflicts=conflicts)
+    engine.report_failures(raw, options.on_failure, solution, conflicts)
     return solution
 
 
@@ -232,7 +234,8 @@ def loss(graph: FactorGraph, target: Target, options: Options) -> Tensor:
         _match(torch.from_numpy(v), *kind) for v, kind in zip(given, plan.outputs, strict=True)
     ]
     _set_answer(graph, task, outputs, plan, tuple(s.detach() for s in inputs))
-    engine.report_failures(task.raw, options.on_failure)
+    conflicts = conflicts_of(graph.factors, task.wiring, task.numbers, task.raw)
+    engine.report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values  # type: ignore[no-any-return]
 
 

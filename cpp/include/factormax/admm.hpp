@@ -31,12 +31,14 @@ class AdmmSolver {
   }
 
   DualPoint<T>& point() { return point_; }
+  Span<const T> certificate() const { return Span<const T>(ray_).first(certified_ ? p_->m : 0); }
 
   // unit: what the step size is multiplied by; the size of the scores, if there is no quadratic
   // term to compare them with.
   Result solve(const Instance<T>& p, const T* warm, const Options& options, double unit,
                Control& control, bool may_poll) {
     p_ = &p;
+    certified_ = false;
     unit_ = T(unit);
     gamma_ = T(options.step_size * unit);
     quadratic_ = options.linear ? T(0) : T(1);
@@ -259,13 +261,16 @@ class AdmmSolver {
     if (p.hard == 0 && !p.weighted()) return false;
     for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
     for (int r = 0; r < p.m; ++r) ray_[r] = point_.x[r] * p.scale[r];
-    if (certifies_infeasible(p, ray_, average_, structured_)) return true;
+    certified_ = certifies_infeasible(p, ray_, average_, structured_);
+    if (certified_) return true;
     for (int r = 0; r < p.m; ++r) ray_[r] = (point_.x[r] - mark_[r]) * p.scale[r];
     copy(Span<const T>(point_.x), mark_.first(p.m));
-    return certifies_infeasible(p, ray_, average_, structured_);
+    certified_ = certifies_infeasible(p, ray_, average_, structured_);
+    return certified_;
   }
 
   const Instance<T>* p_ = nullptr;
+  bool certified_ = false;  // `ray_` proves that nothing is feasible
   bool cut_short_ = false;  // a structured factor ran into its limit in this pass
   StructuredFactors<T>* structured_ = nullptr;
   T gamma_ = 1, quadratic_ = 1, unit_ = 1;

@@ -19,8 +19,9 @@ struct FoundStructures {
   std::vector<std::int32_t> features;  // `feature_slots` a structure: scores that count, or -1
   std::vector<double> dense;           // features of callbacks, all of them
   // Of factors that were solved by their rows, which list no structures: see `RowForm`.
-  std::vector<std::int32_t> num_cuts;  // (B, S) lists of tight rows; -1: solved by structures
-  std::vector<std::uint8_t> cuts;      // the flags of all lists
+  std::vector<std::int32_t>
+      num_cuts;  // (B, S) lists of tight rows; -1: solved by structures, -2: there is none
+  std::vector<std::uint8_t> cuts;  // the flags of all lists
 };
 
 // How long the lists of a factor's structures are.

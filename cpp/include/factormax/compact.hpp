@@ -34,6 +34,9 @@ class CompactSolver {
 
   DualPoint<T>& point() { return now_; }
   Result& result() { return result_; }
+  // What proves that nothing is feasible, unscaled, where a row alone or an oracle does not: (m,),
+  // empty without.
+  Span<const T> certificate() const { return Span<const T>(step_).first(certified_ ? p_->m : 0); }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
   // solution is approached, and restored exactly.
@@ -59,7 +62,7 @@ class CompactSolver {
     system_.may_poll = may_poll;
     system_.most_steps = 500;  // the finish is an attempt
     result_ = Result{};
-    impatient_ = false;
+    impatient_ = certified_ = false;
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
     direction_.size = step_.size = mark_.size = p.m;
@@ -443,7 +446,8 @@ class CompactSolver {
       if (!std::isfinite(next_.x[r])) return false;
     }
     for (int r = 0; r < p.m; ++r) step_[r] = next_.x[r] * p.scale[r];
-    if (p.hard > 0 && certifies_infeasible(p, step_, next_.z, structured_)) return true;
+    certified_ = p.hard > 0 && certifies_infeasible(p, step_, next_.z, structured_);
+    if (certified_) return true;
     evaluate_at(next_);
     ++result_.iterations;
     if (!(residual(next_) < residual(now_))) return false;
@@ -519,10 +523,12 @@ class CompactSolver {
     if (p.hard == 0 && !p.weighted()) return false;
     const Span<T> y = step_;
     for (int r = 0; r < p.m; ++r) y[r] = now_.x[r] * p.scale[r];
-    if (certifies_infeasible(p, y, next_.z, structured_)) return true;
+    certified_ = certifies_infeasible(p, y, next_.z, structured_);
+    if (certified_) return true;
     for (int r = 0; r < p.m; ++r) y[r] = (now_.x[r] - mark_[r]) * p.scale[r];
     copy(Span<const T>(now_.x), mark_);
-    return certifies_infeasible(p, y, next_.z, structured_);
+    certified_ = certifies_infeasible(p, y, next_.z, structured_);
+    return certified_;
   }
 
   Instance<T>* p_ = nullptr;
@@ -539,7 +545,7 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int attempted_ = 0;
-  bool far_ = false, impatient_ = false;
+  bool far_ = false, impatient_ = false, certified_ = false;
   InteriorPoint<T> interior_;
   StructuredFactors<T>* structured_ = nullptr;
 };

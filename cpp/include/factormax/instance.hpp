@@ -37,10 +37,12 @@ struct Instance {
   int links = 0;  // those before `links` are soft (pairs), the others tie a link to mu
   int num_blocks = 0;
   bool complete = false;   // all variables of the Problem are present: var is the identity
-  bool consistent = true;  // false: some row alone can't hold
-  T largest_score = 0;     // in magnitude
-  T top_score = 0;         // the largest, or the largest magnitude of a pair's
-  double constant = 0;     // of the linear part of the pairs, docs/math.md (11)
+  bool consistent = true;  // false: some row alone, or a structured factor, can't hold
+  int refuted = -1;        // the row of the Problem that can't, and the multiplier that proves it
+  T refuting = 0;
+  T largest_score = 0;  // in magnitude
+  T top_score = 0;      // the largest, or the largest magnitude of a pair's
+  double constant = 0;  // of the linear part of the pairs, docs/math.md (11)
   int longest_row = 0;
   int highest_degree = 0;  // the most rows that a variable is in
 
@@ -121,13 +123,14 @@ struct Instance {
     if (!(shared && prepared_)) {
       m = 0;
       num_blocks = 0;
-      consistent = true;
+      refuted = -1;
       ptr[0] = 0;
       add_hard_rows(p, i);
       hard = m;
       find_tiles();
       hard_blocks_ = num_blocks;
     }
+    consistent = refuted < 0;
     m = hard;
     num_blocks = hard_blocks_;
     any_at_zero = leave_out && p.num_pairs >= kManyPairs && p.structured.count == 0 &&
@@ -302,7 +305,11 @@ struct Instance {
       ++e;
     }
     const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least);
-    if (least > b + slack || (equality && most < b - slack)) consistent = false;
+    const bool too_much = least > b + slack;
+    if (refuted < 0 && (too_much || (equality && most < b - slack))) {
+      refuted = r;
+      refuting = too_much ? T(1) : T(-1);
+    }
     if (e == ptr[m] || (!equality && most <= b)) return;
     const T inf = std::numeric_limits<T>::infinity();
     rhs[m] = b;

@@ -24,9 +24,11 @@ FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* 
   return sum;
 }
 
+// The multipliers are then those that prove it, docs/math.md (23): not those of soft rows.
+// certificate: unscaled, (m,), or empty if a single row or structured factor can't hold.
 template <class T>
-void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
-                      const Outputs<T>& out) {
+void write_infeasible(const Problem<T>& p, const Instance<T>& instance, Span<const T> certificate,
+                      std::int64_t i, const Outputs<T>& out) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   const auto absent = static_cast<std::int8_t>(Side::absent);
   std::fill_n(out.mu.at(i), p.num_vars, nan);
@@ -34,7 +36,12 @@ void write_infeasible(const Problem<T>& p, const Instance<T>& instance, std::int
     if (instance.new_var[j] < 0) out.mu.at(i)[j] = 0;  // masked
   }
   std::fill_n(out.mu_v.at(i), p.num_scores(), nan);
-  std::fill_n(out.tau.at(i), p.num_dual(), T(0));
+  T* tau = out.tau.at(i);
+  std::fill_n(tau, p.num_dual(), T(0));
+  for (int r = 0; r < certificate.size; ++r) {
+    if (!instance.is_soft(r)) tau[instance.row[r]] = certificate[r];
+  }
+  if (instance.refuted >= 0) tau[instance.refuted] = instance.refuting;
   std::fill_n(out.var_side.at(i), p.num_vars, absent);
   std::fill_n(out.row_side.at(i), p.num_dual(), absent);
   out.objective[i] = -std::numeric_limits<double>::infinity();

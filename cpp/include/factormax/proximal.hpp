@@ -24,6 +24,7 @@ class ProximalSolver {
   DualPoint<T>& point() { return compact_.point(); }
   const LinearProgram<T>& program() const { return program_; }
   double bound() const { return bound_; }
+  Span<const T> certificate() const { return compact_.certificate(); }
   bool integral() const { return integral_; }
 
   // warm: multipliers of an earlier solution of the linear program, or null.

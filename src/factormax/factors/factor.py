@@ -175,10 +175,16 @@ class Factor(StructuredFactor):
         def call(
             instance: int, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
         ) -> Structure | None:
-            answer = self.map(eta_u.reshape(self.variable_shape), self.own_scores(eta_v))
-            return None if answer is None else self.checked(answer, eta_u)
+            return self.ask(eta_u, eta_v)
 
         return call
+
+    def ask(
+        self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
+    ) -> Structure | None:
+        """The best structure for flat scores, checked and flat; None if there is none."""
+        answer = self.map(eta_u.reshape(self.variable_shape), self.own_scores(eta_v))
+        return None if answer is None else self.checked(answer, eta_u)
 
     def call_batch(
         self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from factormax._core import best_structures
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
+from factormax.conflict import place_of_block
 from factormax.engine import Numbers
 from factormax.factors.base import EQUALITY
 from factormax.factors.structured import CALLBACK
@@ -33,7 +34,8 @@ class Checked:
 
     feasible: BoolArray  # (B,)
     features: FloatArray  # (B, P + structured scores), what the factors' scores are multiplied by
-    broken: list[int]  # for each instance a factor of the graph that it breaks; -1: none
+    # For each instance a factor of the graph that it breaks, and which of its k; None: none.
+    broken: list[tuple[int, int] | None]
 
 
 def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked:
@@ -52,13 +54,15 @@ def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked
         features[:, : len(graph.pairs)] = _pair_features(graph, mask, x)
     for place, position in enumerate(graph.oracles.positions):
         own = slice(*(len(graph.pairs) + graph.oracles.score_ptr[place : place + 2]))
-        for i in np.flatnonzero(broken < 0):
-            found = _structure_features(graph, numbers, place, x, int(i))
+        for i, known in enumerate(broken):
+            if known is not None:
+                continue
+            found = _structure_features(graph, numbers, place, x, i)
             if found is None:
-                broken[i] = position
+                broken[i] = position, 0
             else:
                 features[i, own] = found
-    return Checked(broken < 0, features, [int(b) for b in broken])
+    return Checked(np.array([b is None for b in broken], dtype=bool), features, broken)
 
 
 def score_assignment(numbers: Numbers, x: FloatArray, checked: Checked) -> FloatArray:
@@ -95,10 +99,10 @@ def is_broken(excess: FloatArray, size: FloatArray, kind: npt.NDArray[np.int8] |
 
 def _broken_rows(
     graph: CompiledGraph, numbers: Numbers, mask: BoolArray | None, x: FloatArray
-) -> npt.NDArray[np.int64]:
-    """A factor made of rows that each assignment breaks, -1 if none."""
+) -> list[tuple[int, int] | None]:
+    """A factor made of rows that each assignment breaks, and which of its k."""
     batch = len(x)
-    broken = np.full(batch, -1)
+    broken: list[tuple[int, int] | None] = [None] * batch
     if graph.num_rows == 0:
         return broken
     rows = graph.lower(numbers.params, batch, np.float64)
@@ -116,18 +120,8 @@ def _broken_rows(
         wrong &= graph.rows_present(mask)
     for i in np.flatnonzero(wrong.any(axis=1)):
         block = int(np.searchsorted(graph.block_ptr, np.argmax(wrong[i]), side="right")) - 1
-        broken[i] = _factor_of_block(graph, block)
+        broken[i] = place_of_block(graph, block)
     return broken
-
-
-def _factor_of_block(graph: CompiledGraph, block: int) -> int:
-    """The factor of the graph that a block of rows belongs to."""
-    for bundle in graph.bundles:
-        for position in bundle.entries:
-            if block < graph.entries[position].k:
-                return position
-            block -= graph.entries[position].k
-    raise IndexError(block)
 
 
 def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) -> BoolArray:

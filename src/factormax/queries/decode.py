@@ -21,7 +21,7 @@ from factormax import engine
 from factormax._core import get_num_threads
 from factormax.arrays import FloatArray
 from factormax.compiled import CompiledGraph, Wiring, compile_wiring
-from factormax.engine import Numbers, Options, RawSolution
+from factormax.engine import Numbers, Options, Proof, RawSolution
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_assignment, typical_score
 from factormax.queries.elimination import best_by_elimination
@@ -44,6 +44,7 @@ class Decoded:
     passes: int
     calls: int
     status: Status
+    proof: Proof | None = None  # that nothing is feasible; None if only the search shows it
 
 
 @dataclass(order=True)
@@ -81,6 +82,7 @@ class _Search:
         self.best_value = -np.inf
         self.best: tuple[FloatArray, FloatArray] | None = None
         self.nodes = self.passes = self.calls = 0
+        self.proof: Proof | None = None
 
     def run(self, max_nodes: int, deadline: float | None) -> Decoded:
         bound, mu, start = self._root()
@@ -133,6 +135,7 @@ class _Search:
         raw = engine.solve(self.original, self.numbers, self.options)
         self._count(raw)
         if raw.status[0] == Status.INFEASIBLE.code:
+            self.proof = raw.proofs[0]
             return -np.inf, raw.mu[0], None
         bound = float(raw.upper_bound[0])
         self._offer(np.round(raw.mu[0]))
@@ -245,21 +248,17 @@ class _Search:
         if optimal:
             bound = value
         return Decoded(
-            x, features, value, bound, optimal, self.nodes, self.passes, self.calls, status
+            x,
+            features,
+            value,
+            bound,
+            optimal,
+            self.nodes,
+            self.passes,
+            self.calls,
+            status,
+            self.proof,
         )
-
-
-def one_instance(wiring: Wiring, numbers: Numbers, i: int) -> Numbers:
-    """The numbers of one instance of a batch, for `wiring.for_one_instance()`."""
-    here = slice(i, i + 1)
-    batch = len(numbers.eta_u)
-    return replace(
-        numbers,
-        eta_u=numbers.eta_u[here],
-        eta_v=numbers.eta_v[here],
-        mask=None if numbers.mask is None else numbers.mask[here],
-        params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
-    )
 
 
 def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> RawSolution:
@@ -277,6 +276,8 @@ def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> 
         raw.iterations[i], raw.oracle_calls[i] = d.passes, d.calls
         raw.status[i] = d.status.code
         raw.integral[i] = d.assignment is not None
+        if d.proof is not None:
+            raw.proofs[i] = d.proof
     raw.mu[numbers.eta_u == -np.inf] = 0  # what is absent is 0, whatever happens
     if numbers.mask is not None:
         raw.mu[~numbers.mask] = 0

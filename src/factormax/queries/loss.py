@@ -18,8 +18,10 @@ from factormax._numpy import Solve
 from factormax.arrays import FloatArray, to_numpy
 from factormax.checks import one_of, shown
 from factormax.compiled import Wiring
+from factormax.conflict import Conflicts, conflicts_of, name_of
 from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError, ShapeError
+from factormax.factors.base import BaseFactor
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_features
 from factormax.status import Status
@@ -41,7 +43,7 @@ class Target:
     values: FloatArray  # (B, n) of 0 and 1
     known: npt.NDArray[np.bool_] | None  # (B, n), None: all
     cost: FloatArray | None  # (B, n) of "hinge"
-    factor_names: list[str]
+    factors: list[BaseFactor]  # of the graph
 
 
 def loss(
@@ -67,7 +69,8 @@ def loss(
     task = start(graph)
     values, _, _ = evaluate(task, target, options)
     graph.set_answer(*task.answer(graph))
-    engine.report_failures(task.raw, options.on_failure)
+    conflicts = conflicts_of(graph.factors, task.wiring, task.numbers, task.raw)
+    engine.report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values.reshape(task.batch_shape)
 
 
@@ -110,7 +113,8 @@ def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:
     checked = check_assignment(task.wiring, task.numbers, y.astype(np.float64))
     if not checked.feasible.all():
         first = int(np.argmin(checked.feasible))
-        name = target.factor_names[checked.broken[first]]
+        position, k = checked.broken[first] or (0, 0)
+        name = name_of(target.factors[position], k)
         raise GraphError(
             f"The target{_of_instance(task, first)} breaks {name}. A target must satisfy every "
             f"factor; mask the entries that are not known."
@@ -142,9 +146,12 @@ def _best_completion(
     raw = engine.solve(extended, clamped, options)
     bad = raw.status == Status.INFEASIBLE.code
     if bad.any():
-        where = _of_instance(task, int(np.argmax(bad)))
+        first = int(np.argmax(bad))
+        names = Conflicts(target.factors, extended, clamped, raw)(first)
+        broken = f" It breaks {'; '.join(names)}." if names else ""
         raise GraphError(
-            f"The known part of the target{where} satisfies the factors under no completion."
+            f"The known part of the target{_of_instance(task, first)} satisfies the factors under "
+            f"no completion.{broken}"
         )
     return raw
 
@@ -215,8 +222,7 @@ def _flat_target(
                     f"loss: the cost of {u.name} must be made of finite numbers, got {shown(part)}."
                 )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
-    names = [f.name for f in graph.factors]
-    return Target(kind, values, known, costs, names)
+    return Target(kind, values, known, costs, list(graph.factors))
 
 
 def _by_variable(

@@ -17,6 +17,7 @@ struct StructuredFactor {
   ActiveSet set;
   bool present = false;  // some of its variables are
   bool linked = false;
+  bool impossible = false;  // the oracle found no structure
   int first_link = 0;       // row of its first variable that is present
   Span<std::int32_t> var;   // (d,) of the Instance, -1 where masked
   Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
@@ -93,7 +94,7 @@ class StructuredFactors {
     for (int f = 0; f < s.count; ++f) {
       StructuredFactor& factor = factors_[f];
       const Span<const std::int32_t> vars = s.vars(f);
-      factor.present = false;
+      factor.present = factor.impossible = false;
       factor.first_link = link;
       for (int k = 0; k < vars.size; ++k) {
         const std::int32_t j = factor.var[k] = p.new_var[vars[k]];
@@ -118,7 +119,8 @@ class StructuredFactors {
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
       const double number = param == nullptr ? 0.0 : param[f];
-      possible &= factor.oracle.prepare(factor.x.data, number, function, i);
+      factor.impossible = !factor.oracle.prepare(factor.x.data, number, function, i);
+      possible &= !factor.impossible;
     }
     return possible;
   }
@@ -190,6 +192,7 @@ class StructuredFactors {
   void solve_alone(StructuredFactor& f, const Options& options, Control& control, bool may_poll) {
     problem_ = f.set.solve(f.x.data, f.eta_v.data, f.oracle, options.max_inner_iter, control,
                            may_poll, f.v.data);
+    f.impossible = problem_ == ActiveSetResult::no_structure;
   }
 
   // Whether the active sets are those of this point.
@@ -262,6 +265,7 @@ class StructuredFactors {
       f.each([&](int k, int) { f.x[k] = double(p.eta[f.var[k]]); });
       double best = 0;
       problem_ = f.set.take_best(f.x.data, f.eta_v.data, f.oracle, f.v.data, best);
+      f.impossible = problem_ == ActiveSetResult::no_structure;
       sum += best;
       f.each([&](int k, int) { at.mu[f.var[k]] = T(f.v[k]); });
     }
