@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ __all__ = [
     "ArrayLike",
     "FloatArray",
     "IndexArray",
+    "grad_mode_keeper",
     "is_tensor",
     "is_tracing",
     "spread",
@@ -38,6 +40,25 @@ def is_tracing() -> bool:
     """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
+
+
+def grad_mode_keeper() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes functions run in torch's grad mode of here and now, from whatever thread."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda function: function
+    enabled = torch.is_grad_enabled()
+
+    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if torch.is_grad_enabled() == enabled:
+                return function(*args)
+            with torch.set_grad_enabled(enabled):
+                return function(*args)
+
+        return call
+
+    return keep
 
 
 def spread(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:

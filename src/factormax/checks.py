@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ def positive_number(name: str, value: Any, error: type[ValueError] = ValueError)
     Raises:
         ValueError: naming it, if it is not, or no number at all.
     """
+    if type(value) is float and 0 < value < math.inf:  # most often, and at every query
+        return value
     number = _number(value)
     if number is None or not 0 < number < math.inf:
         raise error(f"{name} must be a positive number, got {shown(value)}.")
@@ -56,6 +58,8 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
     Raises:
         ValueError: naming it, if it is not, or no number at all.
     """
+    if type(value) is int and least <= value <= most:
+        return value
     number = _number(value)
     if number is None or not least <= number <= most or number != math.floor(number):
         raise ValueError(
@@ -64,16 +68,15 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
     return int(number)
 
 
-def one_of(name: str, value: Any, choices: Iterable[str | None]) -> Any:
+def one_of(name: str, value: Any, choices: Collection[str | None]) -> Any:
     """The value, if it is one of the choices.
 
     Raises:
         ValueError: naming it and them, if it is not.
     """
-    listed = list(choices)
-    if (value is None or isinstance(value, str)) and value in listed:
+    if (value is None or isinstance(value, str)) and value in choices:
         return value
-    raise ValueError(f"{name} must be one of {listed}, got {shown(value)}.")
+    raise ValueError(f"{name} must be one of {list(choices)}, got {shown(value)}.")
 
 
 def _number(value: Any) -> float | None:

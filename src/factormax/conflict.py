@@ -21,7 +21,6 @@ from factormax.compiled import CompiledGraph, Lowered, Wiring, compile_wiring
 from factormax.engine import Numbers, RawSolution, one_instance
 from factormax.factors.base import BaseFactor
 from factormax.factors.structured import CALLBACK
-from factormax.status import Status
 
 __all__ = ["Conflicts", "FactorName", "conflicts_of", "name_of", "place_of_block"]
 
@@ -85,7 +84,7 @@ class Conflicts:
         self, factors: Sequence[BaseFactor], wiring: Wiring, numbers: Numbers, raw: RawSolution
     ) -> None:
         self._factors = list(factors)
-        self._wiring, self._numbers, self._raw = wiring, numbers, raw
+        self._wiring, self._numbers = wiring, numbers
         here = numbers.eta_u != -np.inf
         self._present = here if numbers.mask is None else here & numbers.mask
         self._proofs = raw.proofs
@@ -114,9 +113,8 @@ class Conflicts:
 
     def of_first(self) -> str:
         """What a message adds: the conflict of the first infeasible instance."""
-        bad = np.flatnonzero(self._raw.status == Status.INFEASIBLE.code)
-        text = self.describe(int(bad[0]))
-        return text and (" For example: " if len(self._raw.status) > 1 else " ") + text
+        text = self.describe(min(self._proofs))
+        return text and (" For example: " if len(self._present) > 1 else " ") + text
 
     def _masked(self, name: FactorName, instance: int) -> str:
         factor = name.factor
@@ -153,10 +151,8 @@ class Conflicts:
 def conflicts_of(
     factors: Sequence[BaseFactor], wiring: Wiring, numbers: Numbers, raw: RawSolution
 ) -> Conflicts | None:
-    """The conflicts of a solution; None if no instance is infeasible."""
-    if not np.count_nonzero(raw.status == Status.INFEASIBLE.code):
-        return None
-    return Conflicts(factors, wiring, numbers, raw)
+    """The conflicts of a solution; None if no instance is proved to be infeasible."""
+    return Conflicts(factors, wiring, numbers, raw) if raw.proofs else None
 
 
 _NAMED = 8  # factors that a message names

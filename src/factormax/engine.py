@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _core as _typed_core
-from factormax.arrays import FloatArray
+from factormax.arrays import FloatArray, grad_mode_keeper
 from factormax.checks import all_finite
 from factormax.compiled import Wiring, compile_wiring
 from factormax.errors import GraphError, InfeasibleError, NotConvergedError, NotConvergedWarning
@@ -33,11 +33,12 @@ __all__ = [
     "report_failures",
     "solve",
     "vjp",
+    "warn_caller",
     "working_memory",
 ]
 
-METHODS = {"auto": 0, "admm": 1}
-MAP_METHODS = {"auto": 2, "ad3": 3}
+METHODS = {"admm": 1, "auto": 0}
+MAP_METHODS = {"ad3": 3, "auto": 2}
 _core: Any = _typed_core  # its overloads are chosen by dtype, at run time
 ABSENT_SIDE = 2  # Side::absent of the core
 #: Whether trees and matchings are solved by rows (ByRows of the core): where it is faster.
@@ -229,8 +230,18 @@ def solve(
         mask = None
     if len(numbers.eta_u) > 1 and any(hasattr(o, "map_batch") for o in numbers.oracles):
         return _solve_together(wiring, replace(numbers, mask=mask), options, warm)
-    callbacks = [None if o is None else o.callback() for o in numbers.oracles] or None
+    callbacks = _callbacks(numbers) if numbers.oracles else None
     return _solve_with(wiring, numbers, mask, options, warm, callbacks)
+
+
+def _callbacks(numbers: Numbers) -> list[Any]:
+    """What the core calls for each structured factor that is the user's own, None for the others.
+
+    Python functions run in the grad mode of the caller: other threads have one of their own.
+    """
+    keep = grad_mode_keeper()
+    given = [None if o is None else o.callback() for o in numbers.oracles]
+    return [keep(c) if callable(c) else c for c in given]
 
 
 def _solve_with(
@@ -282,6 +293,8 @@ def _solve_with(
 
 def _take_proofs(raw: RawSolution) -> None:
     """The core hands the certificate of an infeasible instance out in place of its multipliers."""
+    if not np.count_nonzero(raw.status):  # all converged
+        return
     for i in np.flatnonzero(raw.status == Status.INFEASIBLE.code):
         cuts = raw.structures.num_cuts.reshape(len(raw.status), -1)[i]
         impossible = tuple(int(s) for s in np.flatnonzero(cuts == _NO_STRUCTURE))
@@ -315,17 +328,13 @@ def _solve_together(
     def solve_one(i: int, rendezvous: Rendezvous) -> RawSolution:
         one = one_instance(wiring, numbers, i)
         callbacks = [
-            None
-            if o is None
-            else rendezvous.callback(o)
-            if hasattr(o, "map_batch")
-            else o.callback()
-            for o in numbers.oracles
+            rendezvous.callback(o) if hasattr(o, "map_batch") else own
+            for o, own in zip(numbers.oracles, alone, strict=True)
         ]
         start = None if warm is None else warm[i : i + 1]
         return _solve_with(compiled_for_one, one, one.mask, options, start, callbacks)
 
-    batch = len(numbers.eta_u)
+    batch, alone = len(numbers.eta_u), _callbacks(numbers)
     # Parameters of an instance alone are shared ones.
     compiled_for_one = wiring.for_one_instance()
     return RawSolution.joined(Rendezvous.run(batch, solve_one))
@@ -414,7 +423,7 @@ def _report_backward(residual: npt.NDArray[np.float64], limit: float, on_failure
     )
     if on_failure == "raise":
         raise NotConvergedError(message)
-    _warn(message)
+    warn_caller(message)
 
 
 def report_failures(
@@ -434,7 +443,7 @@ def report_failures(
     if on_failure == "warn":
         # Without numbers, so that a training loop is told once and not at every step.
         who = "" if failed.size == 1 else "Some instances were not solved (see solution.status). "
-        _warn(who + " ".join(advice))
+        warn_caller(who + " ".join(advice))
         return
     parts = [
         text if failed.size == 1 else f"{count} of {failed.size} instances: {text}"
@@ -445,7 +454,7 @@ def report_failures(
     raise error(f"{' '.join(parts)} (largest residual {worst:.1e})", solution)
 
 
-def _warn(message: str) -> None:
+def warn_caller(message: str, category: type[Warning] = NotConvergedWarning) -> None:
     """Warns at the line of the caller's code, whatever lies between."""
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None:
@@ -454,4 +463,4 @@ def _warn(message: str) -> None:
             break
         frame = frame.f_back
         depth += 1
-    warnings.warn(message, NotConvergedWarning, stacklevel=depth)
+    warnings.warn(message, category, stacklevel=depth)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from factormax.arrays import grad_mode_keeper
+
 __all__ = ["Rendezvous"]
 
 R = TypeVar("R")
@@ -37,6 +39,7 @@ class Rendezvous:
         self._questions: list[_Question] = []
         self._condition = threading.Condition()
         self._cancelled = False
+        self._keep = grad_mode_keeper()
 
     @classmethod
     def run(cls, batch: int, task: Callable[[int, Rendezvous], R]) -> list[R]:
@@ -113,7 +116,8 @@ class Rendezvous:
                     np.stack([q.eta_u for q in asked]),
                     np.stack([q.eta_v for q in asked]),
                 )
-                for question, answer in zip(asked, factor.call_batch(eta_u, eta_v), strict=True):
+                answers = self._keep(factor.call_batch)(eta_u, eta_v)
+                for question, answer in zip(asked, answers, strict=True):
                     question.answer = answer
             except BaseException as error:
                 for question in asked:

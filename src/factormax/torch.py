@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ class EagerSolve(torch.autograd.Function):
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
         """The values of variables and factors, the objective, and the solve."""
         task = plan.start(scores)
-        raw = task.run(plan.options, plan.warm)
+        with plan.grad_mode(task):
+            raw = task.run(plan.options, plan.warm)
         objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
         given = [*task.values(), *task.factor_values(), objective]
         kinds = [*plan.outputs, plan.outputs[0]]
@@ -102,7 +104,8 @@ class EagerLoss(torch.autograd.Function):
     def forward(ctx: Any, plan: EagerPlan, target: Target, *scores: Tensor) -> Any:
         """The loss of each instance, and the solve."""
         task = plan.start(scores)
-        values, grad_u, grad_v = evaluate(task, target, plan.options)
+        with plan.grad_mode(task):
+            values, grad_u, grad_v = evaluate(task, target, plan.options)
         task.forget_oracles()
         ctx.plan, ctx.task, ctx.grads = plan, task, (grad_u, grad_v)
         device, dtype = plan.outputs[0]
@@ -157,6 +160,7 @@ class EagerPlan:
     def __init__(self, graph: FactorGraph, options: Options, warm_start: Solution | None) -> None:
         self.graph: FactorGraph | None = graph
         self.options = options
+        self.grad_enabled = torch.is_grad_enabled()
         self.dtype = _compute_dtype(graph)
         tensors = [t.scores for t in graph.tensors]
         parts = [p.given for p in graph.score_parts()]
@@ -176,6 +180,11 @@ class EagerPlan:
             batch = math.prod(graph.known_batch_shape())
             dual = num_dual(graph.wiring().spec)
             self.warm = to_numpy(graph.check_multipliers(warm_start, batch, dual))
+
+    def grad_mode(self, task: Solve) -> AbstractContextManager[Any]:
+        """The grad mode of the caller, for oracles in Python: inside of here it is off."""
+        own = bool(task.numbers.oracles)
+        return torch.set_grad_enabled(self.grad_enabled) if own else nullcontext()
 
     def pick(self, of_variables: list[Any], of_factors: list[Any]) -> list[Any]:
         """Of gradients for all scores, those of `inputs`."""
