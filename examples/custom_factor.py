@@ -20,7 +20,7 @@ class GridPath(fm.Factor):
             if i or j:
                 best[i + 1, j + 1] += max(best[i, j + 1], best[i + 1, j])
         if best[-1, -1] == -np.inf:
-            return None  # masked cells leave no way through
+            return fm.NO_STRUCTURE  # masked cells leave no way through
         path, (i, j) = np.zeros_like(eta_u), np.array(eta_u.shape) - 1
         path[i, j] = 1
         while i or j:

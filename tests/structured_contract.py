@@ -208,7 +208,7 @@ class StructuredContract:
             scores = column_scores(case.M, case.N, eta.reshape(-1), flat)
             answer = factor.map(eta.reshape(factor.variable_shape), flat)
             if scores.max() == -np.inf:
-                assert answer is None
+                assert answer is fm.NO_STRUCTURE
                 continue
             m, n = answer
             assert np.shape(m) == factor.variable_shape

@@ -598,3 +598,58 @@ def test_a_mask_that_masks_nothing_is_none() -> None:
         assert solution.raw.mask is None  # nothing is laid out for each instance
         answers.append((u.value, solution.vjp({u: scores})[u]))
     np.testing.assert_array_equal(answers[0], answers[1])
+
+
+QUERIES = [
+    lambda fg, u: fg.solve(),
+    lambda fg, u: fg.solve_map(),
+    lambda fg, u: fg.decode(),
+    lambda fg, u: fg.loss({u: [1, 0, 0]}),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_factor_that_is_never_added(query, library):
+    fg = fm.FactorGraph()
+    scores = np.array([0.5, 0.1, 0.2])
+    if library == "torch":
+        scores = pytest.importorskip("torch").tensor(scores)
+    u = fg.variable_from(scores)
+    fg.add(fm.Xor(u))
+    fm.Budget(u[1:], 1)  # gone at once
+    kept = fm.Pair(u[:1], u[1:2], -1.0)
+    with pytest.warns(
+        fm.GraphWarning, match=r"^Budget over u\[1:\]; Pair over u\[:1\], u\[1:2\]: made, but"
+    ) as w:
+        query(fg, u)
+    assert w[0].filename == __file__
+    query(fg, u)  # once is enough
+    fg.add(kept)
+    query(fg, u)
+
+
+def test_factors_that_are_added_late_or_failed_are_not_missed():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros((3, 3)))
+    made = [fm.Xor(u[0]), fm.Matching(u), fm.Pair(u[0], u[1], 1.0), fm.Budget(u, 3)]
+    for factor in made:
+        fg.add(factor)
+    bad = [
+        lambda: fm.Budget(u, -1),
+        lambda: fm.AtLeast(u, 10),
+        lambda: fm.Knapsack(u, -1, 1),
+        lambda: fm.Xor(u, axis=5),
+        lambda: fm.Xor([u, u]),
+        lambda: fm.Sequence(u, np.zeros(7)),
+        lambda: fm.Pair(u[0], u[1], np.zeros(7)),
+        lambda: fm.DepTree(u[:2]),
+        lambda: fm.Table([u[0], u[1]], np.zeros((2, 2))),
+        lambda: fm.SequenceBudget(u[0], 0.1, -1),
+        lambda: fm.Factor(u),
+    ]
+    for make in bad:
+        with pytest.raises((fm.GraphError, fm.InfeasibleError)):
+            make()
+    fm.testing.check_factor(fm.Or(u[0]))
+    fg.solve()

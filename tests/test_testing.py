@@ -196,7 +196,7 @@ def test_an_oracle_that_is_rarely_wrong_is_noticed():
             for i in range(3):
                 j = np.argmax(left[i])
                 if left[i, j] == -np.inf:
-                    return None
+                    return fm.NO_STRUCTURE
                 m[i, j] = 1
                 left[:, j] = -np.inf
             return m, []
@@ -242,7 +242,9 @@ def test_an_oracle_that_finds_nothing_is_noticed():
         """Gives up where anything is masked."""
 
         def map(self, eta_u, eta_v):
-            return None if (eta_u == -np.inf).any() else super().map(eta_u, eta_v)
+            if (eta_u == -np.inf).any():
+                return fm.NO_STRUCTURE
+            return super().map(eta_u, eta_v)
 
     with pytest.raises(AssertionError, match="Shy over u: map finds nothing, not even"):
         check(Shy, 5)
@@ -315,3 +317,50 @@ def test_a_wrong_solution_of_a_structured_factor_is_noticed(monkeypatch):
     monkeypatch.setattr(engine, "solve", solve)
     with pytest.raises(AssertionError, match="DepTree over u"):
         check(fm.DepTree, (3, 3))
+
+
+class Cheapest(fm.Factor):
+    """One variable is on; like Dijkstra's, the oracle needs costs, which are not negative."""
+
+    def map(self, eta_u, eta_v):
+        if not (eta_u <= 1e-3).all():
+            raise ValueError("a negative cost")
+        return np.arange(len(eta_u)) == np.argmax(eta_u), []
+
+    def features_of(self, m):
+        return [] if m.sum() == 1 else fm.NO_STRUCTURE
+
+
+def test_scores_that_the_oracle_may_see():
+    with pytest.raises(ValueError, match="a negative cost"):
+        check(Cheapest)
+    check(Cheapest, sample=lambda rng: -0.01 - 3 * rng.random(4))
+    with pytest.raises(ValueError, match=r"sample must draw 4 scores for Cheapest over u, got"):
+        check(Cheapest, sample=lambda rng: -rng.random(3))
+
+
+def test_a_sample_of_the_factors_own_scores():
+    class Scored(Cheapest):
+        def map(self, eta_u, eta_v):
+            assert (eta_v >= 0).all() and eta_v.shape == (2, 2)
+            on = super().map(eta_u + eta_v.reshape(-1), ())[0]
+            return on, on.reshape(2, 2)
+
+        def features_of(self, m):
+            return m if m.sum() == 1 else fm.NO_STRUCTURE
+
+    fg = fm.FactorGraph()
+    factor = Scored(fg.variable(4), np.zeros((2, 2)))
+    check_factor(factor, sample=lambda rng: (-2 - rng.random(4), 0.5 + rng.random((2, 2))))
+    with pytest.raises(ValueError, match="and a pair with 4 of the factor's own"):
+        check_factor(factor, sample=lambda rng: -rng.random(4))
+
+
+@pytest.mark.parametrize("answer", [fm.NO_STRUCTURE, [1.0]], ids=str)
+def test_features_that_are_not_those_of_map_are_noticed(answer):
+    class Plain(TwoOf):
+        def features_of(self, m):
+            return answer
+
+    with pytest.raises((AssertionError, fm.ShapeError), match="Plain over u: features_of returned"):
+        check(Plain)

@@ -15,6 +15,7 @@ from factormax._core import get_num_threads
 from factormax.errors import (
     FactormaxError,
     GraphError,
+    GraphWarning,
     InfeasibleError,
     NotConvergedError,
     NotConvergedWarning,
@@ -41,6 +42,7 @@ from factormax.factors import (
     Xor,
     XorOut,
 )
+from factormax.factors.structured import NO_STRUCTURE
 from factormax.graph import FactorGraph, TorchFactorGraph
 from factormax.solution import Solution
 from factormax.status import Status
@@ -50,6 +52,7 @@ from factormax.variable import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_STRUCTURE",
     "AndOut",
     "AtLeast",
     "AtMostOne",
@@ -60,6 +63,7 @@ __all__ = [
     "FactorGraph",
     "FactormaxError",
     "GraphError",
+    "GraphWarning",
     "Imply",
     "InfeasibleError",
     "Knapsack",

@@ -7,6 +7,7 @@ from typing import Any
 __all__ = [
     "FactormaxError",
     "GraphError",
+    "GraphWarning",
     "InfeasibleError",
     "NotConvergedError",
     "NotConvergedWarning",
@@ -29,6 +30,10 @@ class ShapeError(GraphError):
 
 class VariableIndexError(GraphError, IndexError):
     """An index does not fit the variable it is applied to."""
+
+
+class GraphWarning(UserWarning):
+    """The graph is probably not put together as it was meant."""
 
 
 class NotConvergedError(FactormaxError, RuntimeError):

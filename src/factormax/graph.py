@@ -13,8 +13,8 @@ import numpy.typing as npt
 from factormax.arrays import Array, ArrayLike, IndexArray, is_tensor, is_tracing
 from factormax.checks import one_of, positive_number, shown, whole_number
 from factormax.compiled import Wiring
-from factormax.engine import MAP_METHODS, METHODS, Options
-from factormax.errors import GraphError, ShapeError
+from factormax.engine import MAP_METHODS, METHODS, Options, warn_caller
+from factormax.errors import GraphError, GraphWarning, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
@@ -78,6 +78,7 @@ class FactorGraph:
         self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
         self.tensors: list[VariableTensor] = []
         self.factors: list[BaseFactor] = []
+        self.made: list[BaseFactor] = []  # over its variables, and not added so far
         self.num_variables = 0
         self._wiring: Wiring | None = None
         self._structured: list[StructuredFactor] = []
@@ -153,10 +154,30 @@ class FactorGraph:
                 if is_tensor(part.given):
                     self._check_library(factor, part.given)
         self.factors.append(factor)
+        self.expect_no_more_of(factor)
         self._wiring = self._score_parts = None
         if isinstance(factor, StructuredFactor):
             self._structured.append(factor)
         return factor
+
+    def expect_no_more_of(self, factor: BaseFactor) -> None:
+        """No query warns that this factor was never added."""
+        if self.made and self.made[-1] is factor:
+            self.made.pop()
+        else:
+            self.made = [f for f in self.made if f is not factor]
+
+    def _warn_of_forgotten(self) -> None:
+        """Warns of factors that were made and never added, once."""
+        names = [f.name for f in self.made if f.complete]
+        self.made = []
+        if names:
+            more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
+            warn_caller(
+                f"{'; '.join(names[:4])}{more}: made, but never added to the graph, so without "
+                f"effect. Write fg.add(...).",
+                GraphWarning,
+            )
 
     def _default_name(self) -> str:
         return "u" if not self.tensors else f"u{len(self.tensors)}"
@@ -216,6 +237,8 @@ class FactorGraph:
         return self._ask(options, warm_start)
 
     def _ask(self, options: Options, warm_start: Solution | None) -> Solution:
+        if self.made and not is_tracing():
+            self._warn_of_forgotten()
         if self.uses_torch:
             from factormax import torch as front
         else:
@@ -328,6 +351,8 @@ class FactorGraph:
         """
         from factormax.queries import loss as losses
 
+        if self.made:
+            self._warn_of_forgotten()
         options = _checked_options(
             "auto", tol, max_iter, 100_000, 1.0, on_failure, {**METHODS, **MAP_METHODS}
         )
@@ -570,7 +595,7 @@ def _checked_options(
     methods: Mapping[str, int],
 ) -> Options:
     return Options(
-        one_of("method", method, sorted(methods)),
+        one_of("method", method, methods),
         positive_number("tol", tol),
         whole_number("max_iter", max_iter, 1, MOST),
         whole_number("max_inner_iter", max_inner_iter, 1, MOST),

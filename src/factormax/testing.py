@@ -24,7 +24,7 @@ from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
-from factormax.factors.structured import StructuredFactor
+from factormax.factors.structured import NO_STRUCTURE, StructuredFactor
 from factormax.status import Status
 
 __all__ = ["check_factor", "dense_problem"]
@@ -43,6 +43,7 @@ def check_factor(
     scales: tuple[float, ...] = (0.1, 1.0, 30.0),
     masks: bool = True,
     seed: int = 0,
+    sample: Callable[[np.random.Generator], Any] | None = None,
 ) -> None:
     """Raises `AssertionError` unless the factor behaves as a factor must.
 
@@ -53,7 +54,7 @@ def check_factor(
     - a factor made of rows is solved as by `factormax.reference`;
     - the oracle of a structured factor gives the same answer when asked again, and a better one
       than all that it gave to other scores; the solution is made of its structures, and none
-      would improve it.
+      would improve it; `features_of`, where it is defined, knows them.
 
     Args:
         factor: over variables of a graph of its own.
@@ -65,6 +66,12 @@ def check_factor(
         scales: the standard deviations of the scores.
         masks: whether to mask variables, too.
         seed: of the random scores.
+        sample: for an oracle that can't take all scores: a function of a random generator that
+            draws some that it may see, in the shape of the variables of the factor's graph, all of
+            them in one array, `(n,)` if there are several tensors; or a pair with the factor's own
+            scores. It should keep 1e-3 away from the edge, as the gradient is checked by moving
+            the scores. `scales` then only counts, and "admm", which asks for scores of either
+            sign, is left out.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -80,12 +87,14 @@ def check_factor(
         ...         return np.arange(len(eta_u)) == np.argmax(eta_u), []
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
+    factor.graph.expect_no_more_of(factor)
     rng = np.random.default_rng(seed)
-    batches = [_random_numbers(factor, scale, trials, masks, rng) for scale in scales]
+    batches = [_random_numbers(factor, scale, trials, masks, rng, sample) for scale in scales]
     seen = None
     if isinstance(factor, StructuredFactor):
         seen = _Seen(factor, allowed)
         seen.check_oracle(batches)
+        seen.check_features()
     for numbers in batches:
         raw = engine.solve(_wiring(factor), numbers, _EXACT)
         if seen is not None:
@@ -93,7 +102,8 @@ def check_factor(
         else:
             _check_reference(factor, numbers, raw)
         _check_batch(factor, numbers, raw)
-        _check_admm(factor, numbers, raw)
+        if sample is None:
+            _check_admm(factor, numbers, raw)
         _check_gradient(factor, numbers, raw, rng)
     if allowed is not None and seen is None:
         _check_assignments(factor, allowed)
@@ -133,7 +143,12 @@ def _wiring(factor: BaseFactor) -> Wiring:
 
 
 def _random_numbers(
-    factor: BaseFactor, scale: float, trials: int, masks: bool, rng: np.random.Generator
+    factor: BaseFactor,
+    scale: float,
+    trials: int,
+    masks: bool,
+    rng: np.random.Generator,
+    sample: Callable[[np.random.Generator], Any] | None,
 ) -> Numbers:
     """Half of the instances whole, half with masks that the factor accepts."""
     n = factor.graph.num_variables
@@ -148,13 +163,30 @@ def _random_numbers(
             except GraphError:
                 row[:] = True
     params = [p.reshape(-1) for p in factor.params]
+    eta_u = scale * rng.standard_normal((trials, n))
+    eta_v = scale * rng.standard_normal((trials, scores))
+    if sample is not None:
+        for i in range(trials):
+            eta_u[i], eta_v[i] = _drawn(factor, sample(rng), n, scores)
     return Numbers(
-        scale * rng.standard_normal((trials, n)),
-        scale * rng.standard_normal((trials, scores)),
+        eta_u,
+        eta_v,
         np.concatenate([np.zeros(0), *params]),
         mask,
         (factor,) if isinstance(factor, Factor) else (),
     )
+
+
+def _drawn(factor: BaseFactor, drawn: Any, n: int, scores: int) -> tuple[Matrix, Matrix]:
+    """The scores that a `sample` drew, flat."""
+    parts = drawn if isinstance(drawn, tuple) else (drawn, ())
+    flat = [np.asarray(a, dtype=np.float64).reshape(-1) for a in parts]
+    if len(flat) != 2 or flat[0].size != n or flat[1].size != scores:
+        own = f", and a pair with {scores} of the factor's own" if scores else ""
+        raise ValueError(
+            f"sample must draw {n} scores for {factor.name}{own}, got {[a.size for a in flat]}."
+        )
+    return flat[0], flat[1]
 
 
 def _instance(numbers: Numbers, i: int) -> Numbers:
@@ -318,6 +350,19 @@ class _Seen:
                 what = f"{name} returned {answer[0]!r} with features {answer[1]!r}, worth {value}"
                 _fail(self.factor, f"{what}; but {better} is worth {best}", numbers, i)
 
+    def check_features(self) -> None:
+        """That `features_of` knows the structures, and their features where there is no choice."""
+        if not isinstance(self.factor, Factor) or not self.factor.tests_assignments:
+            return
+        for m, n in zip(self.assignments, self.features, strict=True):
+            found = self.factor.checked_features(m)
+            only = (self.assignments == m).all(axis=1).sum() == 1
+            if found is None or (only and not np.allclose(found, n, rtol=0, atol=1e-9)):
+                raise AssertionError(
+                    f"{self.factor.name}: features_of returned {found!r} for {m!r}, which map "
+                    f"returned with the features {n!r}."
+                )
+
     def check_solution(self, numbers: Numbers, raw: RawSolution) -> None:
         """That it is made of structures, and optimal."""
         lists = _structures_of(raw, self.factor)
@@ -433,20 +478,14 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
     if own.native_map is not None:
         oracles["native_map"] = _native(own)
     if type(own).map is not Factor.map:
-        shape, own_shape = own.variable_shape, own._score_shape
-
-        def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
-            answer = own.map(eta_u.reshape(shape), eta_v.reshape(own_shape))
-            return None if answer is None else own.checked(answer, eta_u)
-
-        oracles["map"] = ask
+        oracles["map"] = own.ask
     if hasattr(own, "map_batch"):
         oracles["map_batch"] = lambda eta_u, eta_v: own.call_batch(eta_u[None], eta_v[None])[0]
     return oracles
 
 
 def _flat(answer: Any) -> Structure | None:
-    return None if answer is None else (answer[0].reshape(-1), answer[1].reshape(-1))
+    return None if answer is NO_STRUCTURE else (answer[0].reshape(-1), answer[1].reshape(-1))
 
 
 def _native(factor: Factor) -> Ask:

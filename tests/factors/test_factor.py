@@ -1,7 +1,9 @@
 """Factors of one's own: whatever has a MAP oracle."""
 
+import copy
 import ctypes
 import gc
+import pickle
 import threading
 import weakref
 from functools import cache
@@ -33,7 +35,7 @@ class Listed(fm.Factor):
         found = column_scores(self.M, self.N, eta_u.reshape(-1), eta_v.reshape(-1))
         best = int(np.argmax(found))
         if found[best] == -np.inf:
-            return None
+            return fm.NO_STRUCTURE
         return self.M[:, best].reshape(eta_u.shape), self.N[:, best].reshape(eta_v.shape)
 
 
@@ -523,11 +525,167 @@ def test_wrong_answers_of_map_batch(answer, message):
 def test_map_batch_finds_no_structure():
     class Nothing(fm.Factor):
         def map_batch(self, eta_u, eta_v):
-            return None
+            return fm.NO_STRUCTURE
+
+    class Sometimes(fm.Factor):
+        def map_batch(self, eta_u, eta_v):
+            return [fm.NO_STRUCTURE if e[0] < -5 else np.ones(3) for e in eta_u], []
 
     fg, u, _ = graph(Nothing, np.zeros((4, 3)))
     assert all(s is fm.Status.INFEASIBLE for s in fg.solve(on_failure="ignore").status)
     assert np.isnan(u.value).all()
+    fg, u, _ = graph(Sometimes, [[0.0, 1, 2], [-9, 0, 0], [1, 2, 3]])
+    solution = fg.solve(on_failure="ignore")
+    assert solution.converged.tolist() == [True, False, True]
+    assert solution.conflict(1) == ["Sometimes over u"]
+    assert Nothing(u).map(np.zeros(3)) is fm.NO_STRUCTURE
+    assert Sometimes(u).map(np.array([-9.0, 0, 0])) is fm.NO_STRUCTURE
+
+
+def test_none_is_a_forgotten_return():
+    class Map(fm.Factor):
+        def map(self, eta_u, eta_v):
+            m = np.zeros(3)  # noqa: F841
+
+    class Batch(fm.Factor):
+        def map_batch(self, eta_u, eta_v):
+            pass
+
+    class Some(fm.Factor):
+        def map_batch(self, eta_u, eta_v):
+            return [np.zeros(3), None], []
+
+    class Only(fm.Factor):
+        def map(self, eta_u, eta_v):
+            return None, []
+
+    cases = [(Map, "map returned None: is its `return` missing"), (Only, "map returned None for a")]
+    cases += [(Batch, "map_batch returned None: is its"), (Some, "map_batch returned None for a")]
+    for kind, message in cases:
+        fg, _, _ = graph(kind, np.zeros((2, 3)))
+        with pytest.raises(fm.GraphError, match=f"{kind.__name__} over u: {message}.*NO_STRUCTURE"):
+            fg.solve()
+
+
+def test_no_structure_is_one_object():
+    assert repr(fm.NO_STRUCTURE) == "factormax.NO_STRUCTURE"
+    assert pickle.loads(pickle.dumps(fm.NO_STRUCTURE)) is fm.NO_STRUCTURE
+    assert copy.deepcopy(fm.NO_STRUCTURE) is fm.NO_STRUCTURE
+
+
+class CheapPath(fm.Factor):
+    """A path through a complete graph from the first to the last node: u is (nodes, nodes).
+
+    The score of an edge is minus its cost, which Dijkstra's algorithm needs not to be negative.
+    """
+
+    def map(self, eta_u, eta_v):
+        cost = np.where(eta_u == -np.inf, np.inf, -eta_u)
+        if (cost < -1e-3).any():
+            raise ValueError("a negative cost")
+        cost, nodes = np.maximum(cost, 0), len(cost)
+        distance, before = np.full(nodes, np.inf), np.zeros(nodes, dtype=int)
+        distance[0], left = 0, set(range(nodes))
+        while left:
+            near = min(left, key=distance.__getitem__)
+            left.remove(near)
+            for other in left:
+                if distance[near] + cost[near, other] < distance[other]:
+                    distance[other], before[other] = distance[near] + cost[near, other], near
+        if distance[-1] == np.inf:
+            return fm.NO_STRUCTURE
+        path, node = np.zeros(eta_u.shape), nodes - 1
+        while node:
+            path[before[node], node] = 1
+            node = before[node]
+        return path, []
+
+
+class CheckedPath(CheapPath):
+    def features_of(self, m):
+        node, steps = 0, 0
+        while node != len(m) - 1 and m[node].sum() == 1 and steps <= len(m):
+            node, steps = int(np.argmax(m[node])), steps + 1
+        return [] if node == len(m) - 1 and steps == m.sum() else fm.NO_STRUCTURE
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["sparsemap", "perceptron", "hinge"])
+def test_losses_of_an_oracle_with_a_domain(library, kind):
+    scores = -1 - np.random.default_rng(0).random((2, 4, 4))
+    if library == "torch":
+        scores = pytest.importorskip("torch").tensor(scores, requires_grad=True)
+    target = np.zeros((2, 4, 4))
+    target[:, 0, 3] = 1
+
+    def loss(kind_of_factor, target):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(kind_of_factor(u))
+        return fg.loss({u: target}, kind, cost=0.5 if kind == "hinge" else None)
+
+    with pytest.raises(ValueError, match="a negative cost"):
+        loss(CheapPath, target)
+    assert (loss(CheckedPath, target) >= 0).all()
+    target[1, 1, 2] = 1
+    with pytest.raises(fm.GraphError, match=r"instance \(1,\) breaks CheckedPath over u"):
+        loss(CheckedPath, target)
+
+
+def test_decoding_an_oracle_with_a_domain():
+    scores = -1 - np.random.default_rng(0).random((4, 4))
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    path = fg.add(CheckedPath(u))
+    fg.add(fm.Budget(u[0, 3:], 0))
+    assert fg.decode().optimal
+    assert path.features_of(u.value) == [] and u.value[0, 3] == 0
+
+
+@pytest.mark.parametrize("answer", [None, True, False])
+def test_features_of_that_returns_no_features(answer):
+    class Odd(TwoOf):
+        def features_of(self, m):
+            return answer
+
+    fg, u, _ = graph(Odd, np.zeros(3))
+    with pytest.raises(fm.GraphError, match=f"Odd over u: features_of returned {answer}"):
+        fg.loss({u: [1, 1, 0]})
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("base", [TwoOf, TwoOfBatch])
+@pytest.mark.parametrize("query", ["solve", "solve_map", "decode", "loss"])
+def test_the_grad_mode_is_that_of_the_call(enabled, library, base, query):
+    torch = pytest.importorskip("torch")
+    seen = set()
+
+    class Looks(base):
+        def map(self, eta_u, eta_v):
+            seen.add(torch.is_grad_enabled())
+            return super().map(eta_u, eta_v)
+
+        if base is TwoOfBatch:
+
+            def map_batch(self, eta_u, eta_v):
+                seen.add(torch.is_grad_enabled())
+                return super().map_batch(eta_u, eta_v)
+
+    scores = np.random.default_rng(0).normal(size=(16, 5))
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(torch.tensor(scores, requires_grad=True) if library == "torch" else scores)
+    fg.add(Looks(u))
+    fg.add(fm.Budget(u[:3], 2))
+    before = fm.get_num_threads()
+    fm.set_num_threads(4)
+    try:
+        with torch.set_grad_enabled(enabled):
+            target = [1, 1, 0, 0, 0]
+            _ = fg.loss({u: target}) if query == "loss" else getattr(fg, query)()
+    finally:
+        fm.set_num_threads(before)
+    assert seen == {enabled}
 
 
 # C functions --------------------------------------------------------------------------------------

@@ -144,6 +144,7 @@ class BaseFactor:
             raise GraphError(f"{self.name}: there is no variable in it.")
         if len(given) > 1 or not given[0].distinct:
             self._check_distinct()
+        self.graph.made.append(self)
 
     def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
         """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
@@ -171,6 +172,11 @@ class BaseFactor:
                 f"{self.name}: {self.graph.scalar_name(twice)} is in it twice. "
                 f"List every variable once."
             )
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was built without an error."""
+        return len(self.params) == len(self.param_shapes)
 
     @property
     def kind(self) -> str:
@@ -225,9 +231,9 @@ class BaseFactor:
 
     def _set_params(self, *params: FloatArray) -> None:
         """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
-        self.params = params
         if not is_tracing():
             self.check_params(params, self.index.shape[1], self.name)
+        self.params = params
 
     @classmethod
     def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:

@@ -15,13 +15,15 @@ from factormax.arrays import ArrayLike, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores, as_scores
-from factormax.factors.structured import CALLBACK, StructuredFactor
+from factormax.factors.structured import CALLBACK, NO_STRUCTURE, StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["Factor"]
 
 # Nothing else: ctypes casts a text to an address, too.
 _FUNCTION_POINTERS: Any = (ctypes._CFuncPtr, ctypes.c_void_p)  # type: ignore[attr-defined]
+
+_NONE = "Return (m, n), or fm.NO_STRUCTURE if there is no structure."
 
 Structure = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
@@ -32,10 +34,26 @@ class Factor(StructuredFactor):
     The structures are whatever `map` can return; the solution is a sparse combination of them. It
     works in any graph, together with all other factors, with gradients.
 
-    `map` may be called from several threads at once. Where an oracle is vectorised, define
-    `map_batch(self, eta_u, eta_v)` in its place or beside it: scores and answers have one more
-    dimension in front, the instances (in a list of assignments, None is "no structure"). An oracle
-    that is not exact is not noticed by a solve: put it through `factormax.testing.check_factor`.
+    `map` may be called from several threads at once; torch's grad mode in it is that of the call of
+    the query. Where an oracle is vectorised, define `map_batch(self, eta_u, eta_v)` in its place or
+    beside it: scores and answers have one more dimension in front, the instances (in a list of
+    assignments, `fm.NO_STRUCTURE` may stand for some). An oracle that is not exact is not noticed
+    by a solve: put it through `factormax.testing.check_factor`.
+
+    The scores that `map` sees are not those given, but reduced ones. With no other factor on its
+    variables, `solve` multiplies the scores by a positive number and lowers each by a number from
+    0 to 1; at the end it moves them by about a millionth of their size, in either direction, to
+    find structures that tie. `solve_map` and `decode` may also raise scores by up to 1, unless no
+    factor shares a variable with another; `decode` adds noise where structures tie, of up to a
+    hundredth of the scores' standard deviation. Other factors on the same variables add their
+    multipliers: `Budget`, `AtMostOne` and `Knapsack` over variables that are not negated only lower
+    scores further, all others may also raise them. So may `method="admm"` and "ad3", and the proof
+    that an instance is infeasible. A warm start changes nothing of this. A score of −inf is a
+    masked variable, which must be off. The factor's own scores come times a positive number.
+
+    An oracle with a domain, such as a shortest path with costs of one sign, should clip what is
+    beyond it by little, and define `features_of`, so that `loss` and `decode` need not ask `map`
+    whether an assignment is a structure: for that they would make scores up.
 
     Args:
         u: a variable, a slice, or a list of them (then flat, one after the other).
@@ -89,7 +107,6 @@ class Factor(StructuredFactor):
             self.score_parts = (self._own_scores(scores),)
         self.oracle = CALLBACK
         self.oracle_shape = (self.num_scores,)
-        self.slots = self.index.size
         if native_map is not None:
             _address_of(self.name, native_map)  # raises if it is none
         self.native_map = native_map
@@ -99,6 +116,7 @@ class Factor(StructuredFactor):
                 f"{self.name}: it has no oracle. Define map(self, eta_u, eta_v) in a subclass, or "
                 f"pass native_map."
             )
+        self.slots = self.index.size
 
     def map(self, eta_u: Any, eta_v: Any = ()) -> Any:
         """The best structure: maximises `eta_u · m + eta_v · n`.
@@ -109,16 +127,31 @@ class Factor(StructuredFactor):
 
         Returns:
             `(m, n)`: the 0/1 assignment, and the features that `eta_v` scores (anything empty
-            without scores). None if there is no structure.
+            without scores). `fm.NO_STRUCTURE` if there is none.
         """
         if self.native_map is not None:
             return self._call_native(np.asarray(eta_u), np.asarray(eta_v))
         one = np.asarray(eta_u)[None], np.asarray(eta_v)[None]
         answers = self.map_batch(*one)  # type: ignore[attr-defined]
-        if answers is None:
-            return None
+        if answers is NO_STRUCTURE:
+            return NO_STRUCTURE
         m, n = self._parts(answers, "map_batch")
-        return None if m[0] is None else (m[0], n[0] if self.num_scores else ())
+        return NO_STRUCTURE if m[0] is NO_STRUCTURE else (m[0], n[0] if self.num_scores else ())
+
+    def features_of(self, m: Any) -> Any:
+        """Optional: tests an assignment, and returns the features of the structure that it is.
+
+        `loss` and `decode` ask it; without it, they find out by `map`, with scores of both signs.
+
+        Args:
+            m: an assignment of 0 and 1, in the shape of the variables; 0 where masked.
+
+        Returns:
+            `n`, the features that `eta_v` scores (anything empty without scores). If several
+            structures have this assignment, those of the one that scores best. `fm.NO_STRUCTURE`
+            if it is none.
+        """
+        raise NotImplementedError
 
     def _has_map_batch(self) -> bool:
         return hasattr(self, "map_batch")
@@ -165,7 +198,7 @@ class Factor(StructuredFactor):
         )
         if answer < 0:
             raise GraphError(f"{self.name}: native_map reported a failure.")
-        return None if answer > 0 else (m.reshape(self.variable_shape), self.own_scores(n))
+        return NO_STRUCTURE if answer > 0 else (m.reshape(self.variable_shape), self.own_scores(n))
 
     def callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
         """What the core calls: a function of `(instance, eta_u, eta_v)`, or a C function."""
@@ -184,7 +217,24 @@ class Factor(StructuredFactor):
     ) -> Structure | None:
         """The best structure for flat scores, checked and flat; None if there is none."""
         answer = self.map(eta_u.reshape(self.variable_shape), self.own_scores(eta_v))
-        return None if answer is None else self.checked(answer, eta_u)
+        return None if answer is NO_STRUCTURE else self.checked(answer, eta_u)
+
+    @property
+    def tests_assignments(self) -> bool:
+        """Whether `features_of` is defined."""
+        return type(self).features_of is not Factor.features_of
+
+    def checked_features(self, on: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+        """What `features_of` says of a flat assignment, flat; None if it is no structure."""
+        answer = self.features_of(on.reshape(self.variable_shape))
+        if answer is NO_STRUCTURE:
+            return None
+        if answer is None or isinstance(answer, bool):
+            raise GraphError(
+                f"{self.name}: features_of returned {answer}. Return the features of the "
+                f"structure, [] without scores, or fm.NO_STRUCTURE."
+            )
+        return self.checked((on, answer), on, "features_of")[1]
 
     def call_batch(
         self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
@@ -194,52 +244,56 @@ class Factor(StructuredFactor):
         answer = self.map_batch(  # type: ignore[attr-defined]
             eta_u.reshape(count, *self.variable_shape), eta_v.reshape(count, *self._score_shape)
         )
-        if answer is None:
+        if answer is NO_STRUCTURE:
             return [None] * count
         m, n = self._parts(answer, "map_batch")
         if not hasattr(m, "__len__") or len(m) != count or (self.num_scores and len(n) != count):
             raise ShapeError(
                 f"{self.name}: map_batch must return one structure for each of {count} instances "
-                f"(in a list, None where there is none)."
+                f"(in a list, fm.NO_STRUCTURE where there is none)."
             )
         return [
             None
-            if m[i] is None
-            else self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i])
+            if m[i] is NO_STRUCTURE
+            else self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i], "map_batch")
             for i in range(count)
         ]
 
-    def checked(self, answer: Any, eta_u: npt.NDArray[np.float64]) -> Structure:
+    def checked(self, answer: Any, eta_u: npt.NDArray[np.float64], word: str = "map") -> Structure:
         """The answer of `map`, flat, if it is a structure."""
-        m, n = self._parts(answer, "map")
+        m, n = self._parts(answer, word)
+        if m is None:
+            raise GraphError(f"{self.name}: {word} returned None for a structure. {_NONE}")
         on, features = (
             np.ascontiguousarray(to_numpy(a), dtype=np.float64).reshape(-1) for a in (m, n)
         )
         size, scores = self.index.size, math.prod(self._score_shape)
         if on.size != size:
             raise ShapeError(
-                f"{self.name}: map returned an assignment of {on.size} variables, expected "
+                f"{self.name}: {word} returned an assignment of {on.size} variables, expected "
                 f"{size}, in the shape {self.variable_shape}."
             )
         if features.size != scores:
             raise ShapeError(
-                f"{self.name}: map returned {features.size} features, expected {scores}, one for "
-                f"each score."
+                f"{self.name}: {word} returned {features.size} features, expected {scores}, one "
+                f"for each score."
             )
         if not np.isin(on, (0.0, 1.0)).all():
             odd = on[~np.isin(on, (0.0, 1.0))][0]
             raise GraphError(
-                f"{self.name}: map returned {odd:g} in the assignment, which must be 0 or 1."
+                f"{self.name}: {word} returned {odd:g} in the assignment, which must be 0 or 1."
             )
         if (on[eta_u == -np.inf] == 1).any():
             raise GraphError(
-                f"{self.name}: map switched on a variable that is masked (its score is -inf)."
+                f"{self.name}: {word} switched on a variable that is masked (its score is -inf)."
             )
         if not np.isfinite(features).all():
-            raise GraphError(f"{self.name}: map returned a feature that is not finite.")
+            raise GraphError(f"{self.name}: {word} returned a feature that is not finite.")
         return on, features
 
     def _parts(self, answer: Any, word: str) -> tuple[Any, Any]:
+        if answer is None:
+            raise GraphError(f"{self.name}: {word} returned None: is its `return` missing? {_NONE}")
         if not isinstance(answer, (tuple, list)) or len(answer) != 2:
             raise GraphError(
                 f"{self.name}: {word} must return (m, n), the assignment and the features, got "

@@ -78,6 +78,7 @@ class Pair(BaseFactor):
         if {w.position for w in first} & {w.position for w in second}:
             self._check_distinct()
         self.score_parts = (take_scores(self, "scores", scores, self.group_shape),)
+        self.graph.made.append(self)
 
     @property
     def scores(self) -> Any:

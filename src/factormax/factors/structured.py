@@ -8,7 +8,8 @@ the solution, and their probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from factormax.variable import Variable
 __all__ = [
     "CALLBACK",
     "MATCHING",
+    "NO_STRUCTURE",
     "PROJECTIVE_TREE",
     "SEQUENCE",
     "SEQUENCE_BUDGET",
@@ -28,6 +30,19 @@ __all__ = [
     "TREE",
     "StructuredFactor",
 ]
+
+
+class NoStructure(Enum):
+    """The type of `NO_STRUCTURE`."""
+
+    NO_STRUCTURE = "NO_STRUCTURE"
+
+    def __repr__(self) -> str:
+        return "factormax.NO_STRUCTURE"
+
+
+#: What `map` returns if there is no structure. (None would hide a forgotten `return`.)
+NO_STRUCTURE: Final = NoStructure.NO_STRUCTURE
 
 # OracleKind of the core
 TREE, PROJECTIVE_TREE, MATCHING, SEQUENCE, SEQUENCE_BUDGET, TABLE, CALLBACK = range(7)
@@ -67,6 +82,11 @@ class StructuredFactor(BaseFactor):
             )
 
     @property
+    def complete(self) -> bool:
+        """Whether it was built without an error."""
+        return super().complete and hasattr(self, "slots")
+
+    @property
     def num_scores(self) -> int:
         """How many scores of its own an instance has."""
         return sum(part.count for part in self.score_parts)
@@ -94,7 +114,7 @@ class StructuredFactor(BaseFactor):
 
         Returns:
             `(m, n)`: the 0/1 assignment, and how often each score counts (in the shape of `eta_v`);
-            None if there is no structure. Among structures of the same score, which one is fixed
+            `NO_STRUCTURE` if there is none. Among structures of the same score, which one is fixed
             but not defined.
         """
         scores = np.asarray(to_numpy(eta_u), dtype=np.float64).reshape(1, -1)
@@ -114,7 +134,7 @@ class StructuredFactor(BaseFactor):
             number.astype(np.float64),
         )
         if not found[0]:
-            return None
+            return NO_STRUCTURE
         assignment = np.bincount(on[on >= 0], minlength=scores.size).astype(np.float64)
         counts = np.bincount(features[features >= 0], minlength=own.size).astype(np.float64)
         return assignment.reshape(self.variable_shape), counts.reshape(own.shape)
