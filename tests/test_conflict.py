@@ -211,7 +211,7 @@ def test_a_conflict_is_as_small_as_the_proof_allows():
         again = fm.FactorGraph()
         v = again.variable_from(scores)
         for name in solution.conflict():
-            one = copy.copy(chosen[fg.factors.index(name.factor)](v))
+            one = chosen[fg.factors.index(name.factor)](v)
             if name.row:
                 one.index = one.index[name.row[0]][None]
                 one.negated = None if one.negated is None else one.negated[name.row[0]][None]

@@ -181,8 +181,7 @@ class _Instance:
 
     @cached_property
     def rows(self) -> Lowered:
-        mask = None if self.present.all() else self.present[None]
-        return self.graph.lower(self.numbers.params, mask, 1, np.float64)
+        return self.graph.lower(self.numbers.params, 1, np.float64)
 
     @cached_property
     def structured(self) -> list[_Structured]:
@@ -251,7 +250,7 @@ class _Instance:
         graph, rows = self.graph, self.rows
         lengths = np.diff(graph.row_ptr)
         terms = rows.coef[0] * np.repeat(y[: graph.num_rows], lengths)
-        v = np.bincount(rows.col[0], terms, minlength=graph.num_variables).astype(np.float64)
+        v = np.bincount(graph.col, terms, minlength=graph.num_variables).astype(np.float64)
         for s in self.structured:
             if s.links is not None:
                 v[s.var] += y[s.links]
