@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
-from factormax.errors import VariableIndexError
+from factormax.errors import ShapeError, VariableIndexError
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -23,7 +23,8 @@ __all__ = ["Variable"]
 class Variable:
     """Binary variables of a `FactorGraph`, made by `variable_from`, by slicing, or by `~`.
 
-    Indexing never sees the batch dimensions: `u[0]` is the first row of every instance.
+    Indexing never sees the batch dimensions: `u[0]` is the first row of every instance. Nor do
+    `T`, `transpose`, `reshape` and `flatten`, which arrange the same variables in another shape.
 
     Attributes:
         shape: the shape, without batch dimensions.
@@ -37,6 +38,8 @@ class Variable:
         <Variable u[:, 0] of shape (2,)>
         >>> ~u[0, 1:]
         <Variable ~u[0, 1:] of shape (1,)>
+        >>> u.T[1]
+        <Variable u.T[1] of shape (2,)>
         >>> _ = fg.solve()
         >>> u[:, 1].value
         array([1., 0.])
@@ -122,6 +125,47 @@ class Variable:
             self.distinct and basic,
         )
 
+    @property
+    def T(self) -> Variable:
+        """The variables with their axes in reverse order."""
+        return self._view(self.index.T, ".T")
+
+    def transpose(self, *axes: int | tuple[int, ...]) -> Variable:
+        """The variables with their axes in this order, reversed by default, as in NumPy."""
+        order = _dims(axes)
+        ndim = self.ndim
+        if order and sorted([a % ndim if -ndim <= a < ndim else -1 for a in order]) != [
+            *range(ndim)
+        ]:
+            raise ShapeError(
+                f"{self.name}.transpose{_call_text(order)}: name each of the {ndim} axes once, "
+                f"batch dimensions aside."
+            )
+        index = self.index.transpose(order) if order else self.index.T
+        return self._view(index, f".transpose{_call_text(order)}")
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Variable:
+        """The variables, in C order, in another shape, of which one size may be -1."""
+        dims = _dims(shape)
+        try:
+            index = self.index.reshape(dims)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise ShapeError(
+                f"{self.name}.reshape{_call_text(dims)}: {self.name} has shape {self.shape}, that "
+                f"is {self.size} variables, batch dimensions aside."
+            ) from error
+        return self._view(index, f".reshape{_call_text(dims)}")
+
+    def flatten(self) -> Variable:
+        """The variables, in C order, in one dimension."""
+        return self._view(self.index.reshape(-1), ".flatten()")
+
+    ravel = flatten
+
+    def _view(self, index: IndexArray, text: str) -> Variable:
+        keys = (*self.keys, _View(text))
+        return Variable(self.graph, self.position, index, keys, self.negated, self.distinct)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError(f"{self.name} is a single variable: it has no length")
@@ -134,6 +178,19 @@ class Variable:
         return f"<Variable {self.name} of shape {self.shape}>"
 
 
+class _View(str):
+    """Among the keys of a variable: a view such as `.T`, as messages write it."""
+
+
+def _dims(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """From `(2, 3)` or `((2, 3),)`."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
+def _call_text(arguments: tuple[int, ...]) -> str:
+    return "(" + ", ".join([str(a) for a in arguments]) + ")"
+
+
 def _is_basic(key: Any) -> bool:
     """Whether NumPy takes `key` as basic indexing, which never repeats an entry."""
     parts = key if isinstance(key, tuple) else (key,)
@@ -141,6 +198,8 @@ def _is_basic(key: Any) -> bool:
 
 
 def _key_text(key: Any) -> str:
+    if isinstance(key, _View):
+        return key
     if is_tracing():  # arrays can't be looked at
         return "[...]"
 

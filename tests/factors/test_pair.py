@@ -149,3 +149,34 @@ def test_lists_of_variables():
     fg.solve()
     np.testing.assert_allclose(listed, u.value, atol=1e-6)
     assert shape == (3,)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (4,), (2, 2)])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_scores_of_shape_one_are_broadcast(batch, shape, library):
+    rng = np.random.default_rng(0)
+    eta = rng.normal(size=(*batch, 2, *shape))
+    grad = rng.normal(size=eta.shape)
+    found = []
+    for score in (np.array([0.7]), np.array(0.7)):
+        fg = fm.FactorGraph(batch_dims=len(batch))
+        if library == "torch":
+            torch = pytest.importorskip("torch")
+            own = torch.tensor(score, requires_grad=True)
+            u = fg.variable_from(torch.tensor(eta))
+            pair = fg.add(fm.Pair(u[0], u[1], own))
+            fg.solve(tol=1e-10)
+            ((u.value * torch.tensor(grad)).sum() + (pair.value**2).sum()).backward()
+            found.append(
+                (u.value.numpy(force=True), pair.value.numpy(force=True), own.grad.numpy())
+            )
+        else:
+            u = fg.variable_from(eta)
+            pair = fg.add(fm.Pair(u[0], u[1], score))
+            solution = fg.solve(tol=1e-10)
+            out = solution.vjp({u: grad, pair: 2 * pair.value})[pair]
+            found.append((u.value, pair.value, out))
+        assert np.shape(found[-1][2]) == score.shape
+    for one, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(np.reshape(one, np.shape(plain)), plain, rtol=0, atol=1e-12)

@@ -19,6 +19,8 @@ class AndOut(OrOut):
 
     Args:
         variables: a variable, a slice, or a list of them; the last one is the output.
+        *others: more variables of equal or broadcastable shapes, side by side: one factor for
+            each position, as in `AndOut(a, b)`. The list `AndOut([a, b])` is one factor over all.
         axis: one factor along this axis; by default one factor over everything.
     """
 

@@ -146,6 +146,69 @@ class BaseFactor:
             self._check_distinct()
         self.graph.made.append(self)
 
+    def _take_side_by_side(
+        self,
+        variables: Variable | Sequence[Variable],
+        others: tuple[Any, ...],
+        axis: int | tuple[int, ...] | None,
+    ) -> None:
+        """Records the variables: side by side if there are others, one factor for each position."""
+        if len(others) == 1 and axis is None and not isinstance(others[0], (Variable, list)):
+            axis, others = others[0], ()  # the axis may come second, without its name
+            self._check_axis(axis)
+        if not others:
+            self._take(variables, axis)
+            return
+        given: list[Any] = [variables, *others]
+        self._given = given
+        self._listed = False
+        for u in given:
+            if not isinstance(u, Variable):
+                raise GraphError(
+                    f"{self.kind} takes variables side by side, one factor for each position, or "
+                    f"one list of them, which is one factor; got {type(u).__name__} among "
+                    f"{len(given)} arguments."
+                )
+            if u.graph is not given[0].graph:
+                raise GraphError(f"{self.name}: the variables belong to different graphs.")
+        if axis is not None:
+            raise GraphError(
+                f"{self.name}: axis={axis} is for one variable or a list of them. Variables side "
+                f"by side make one factor for each position."
+            )
+        self.graph = given[0].graph
+        self.group_shape = self._common_shape(given)
+        columns = [np.broadcast_to(u.index, self.group_shape).reshape(-1) for u in given]
+        self.index = np.stack(columns, axis=1)
+        self.negated = None
+        if any(u.negated for u in given):
+            flags = [np.full(c.shape, u.negated) for u, c in zip(given, columns, strict=True)]
+            self.negated = np.stack(flags, axis=1)
+        self._check_distinct()
+
+    def _check_axis(self, axis: Any) -> None:
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        if axis is not None and not all(isinstance(a, (int, np.integer)) for a in axes):
+            raise GraphError(
+                f"{self.kind} takes a variable or a list of them and axis=, or variables side by "
+                f"side, got {type(axis).__name__}."
+            )
+
+    def _common_shape(self, given: list[Variable]) -> tuple[int, ...]:
+        """The shape that all are broadcast to, as by NumPy."""
+        shapes = [u.shape for u in given]
+        ndim = max([len(s) for s in shapes])
+        padded = [(1,) * (ndim - len(s)) + s for s in shapes]
+        common = tuple(
+            [next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True)]
+        )
+        if any(n not in (1, c) for s in padded for n, c in zip(s, common, strict=True)):
+            raise ShapeError(
+                f"{self.name}: side by side, the variables must have equal or broadcastable "
+                f"shapes, got {shapes}. A list of them is one factor over all."
+            )
+        return common
+
     def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
         """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
         ndim = u.index.ndim
@@ -303,9 +366,10 @@ class LinearFactor(BaseFactor):
     def __init__(
         self,
         variables: Variable | Sequence[Variable],
+        *others: Variable | int | tuple[int, ...],
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
-        self._take(variables, axis)
+        self._take_side_by_side(variables, others, axis)
 
     @classmethod
     def row_kinds(cls, d: int) -> list[int]:

@@ -15,6 +15,8 @@ class Nand(LinearFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
+        *others: more variables of equal or broadcastable shapes, side by side: one factor for
+            each position, as in `Nand(a, b)`. The list `Nand([a, b])` is one factor over all.
         axis: one factor along this axis; by default one factor over everything.
     """
 

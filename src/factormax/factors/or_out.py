@@ -18,6 +18,8 @@ class OrOut(BaseFactor):
 
     Args:
         variables: a variable, a slice, or a list of them; the last one is the output.
+        *others: more variables of equal or broadcastable shapes, side by side: one factor for
+            each position, as in `OrOut(a, b)`. The list `OrOut([a, b])` is one factor over all.
         axis: one factor along this axis; by default one factor over everything.
     """
 
@@ -26,9 +28,10 @@ class OrOut(BaseFactor):
     def __init__(
         self,
         variables: Variable | Sequence[Variable],
+        *others: Variable | int | tuple[int, ...],
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
-        self._take(variables, axis)
+        self._take_side_by_side(variables, others, axis)
 
     @classmethod
     def row_lengths(cls, d: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
-from factormax.factors.scores import take_scores
+from factormax.factors.scores import as_scores, take_scores
 from factormax.variable import Variable
 
 __all__ = ["Pair"]
@@ -28,7 +28,8 @@ class Pair(BaseFactor):
     Args:
         u: the first variables, or a list of them (then flat, one after the other).
         v: the second variables, of the same shape.
-        scores: of that shape, or broadcastable to it; `(*batch, ...)` for each instance its own.
+        scores: of that shape, or broadcastable to it, `(1,)` included; `(*batch, ...)` for each
+            instance its own.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -77,7 +78,11 @@ class Pair(BaseFactor):
             self.negated = np.stack(flags, axis=1)
         if {w.position for w in first} & {w.position for w in second}:
             self._check_distinct()
-        self.score_parts = (take_scores(self, "scores", scores, self.group_shape),)
+        given = as_scores(self.name, "scores", scores)
+        shape = self.group_shape
+        if shape == () and tuple(given.shape) == (1,) and self.graph.batch_dims != 1:
+            shape = (1,)  # with one batch dimension, it is that one that is broadcast
+        self.score_parts = (take_scores(self, "scores", given, shape),)
         self.graph.made.append(self)
 
     @property

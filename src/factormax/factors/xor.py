@@ -15,6 +15,8 @@ class Xor(LinearFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
+        *others: more variables of equal or broadcastable shapes, side by side: one factor for
+            each position, as in `Xor(a, b)`. The list `Xor([a, b])` is one factor over all.
         axis: one factor along this axis, the one a sum would reduce; by default one factor over
             everything.
 
