@@ -163,15 +163,17 @@ class FactorContract:
 class AxisContract(FactorContract):
     """For the factors over one variable tensor: every one but Pair."""
 
+    each = "costs"  # the parameter with a number for each variable, if there is one
+
     @pytest.mark.parametrize("axis", [0, 1, -1, -3])
     def test_axis_is_one_factor_for_each_of_the_rest(self, axis):
         rng = np.random.default_rng(7)
         scores = rng.normal(size=(3, 4, 2))
         params = random_term(self.kind, range(scores.shape[axis]), rng).params
         group_params = dict(params)
-        if "costs" in params:  # they broadcast against the variables
+        if self.each in params:  # they broadcast against the variables
             others = [k for k in range(3) if k != axis % 3]
-            group_params["costs"] = np.expand_dims(params["costs"], others)
+            group_params[self.each] = np.expand_dims(params[self.each], others)
         at_once = fm.FactorGraph()
         u = at_once.variable_from(scores)
         at_once.add(self.make(u, axis=axis, **group_params))
@@ -195,9 +197,9 @@ class AxisContract(FactorContract):
             fg = fm.FactorGraph()
             u = fg.variable_from(scores)
             variables = pick(u)
-            if "costs" in params:  # they have the shape of the variables; of a list, flat
+            if self.each in params:  # they have the shape of the variables; of a list, flat
                 shape = (6,) if isinstance(variables, list) else (2, 3)
-                params["costs"] = params["costs"].reshape(shape)
+                params[self.each] = params[self.each].reshape(shape)
             fg.add(self.make(variables, **params))
             fg.solve()
             values.append(u.value)
@@ -217,8 +219,8 @@ class AxisContract(FactorContract):
         fg = fm.FactorGraph()
         u = fg.variable_from(np.zeros(3))
         params = random_term(self.kind, range(3), np.random.default_rng(9)).params
-        if "costs" in params:
-            params["costs"] = np.zeros(0)
+        if self.each in params:
+            params[self.each] = np.zeros(0)
         with pytest.raises(fm.GraphError, match=self.kind):
             fg.add(self.make(u[:0], **params))
 

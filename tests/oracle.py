@@ -49,6 +49,9 @@ MEANING = {
     "AtLeast": lambda x, p: sum(x) >= p["count"],
     "Exactly": lambda x, p: sum(x) == p["count"],
     "Knapsack": lambda x, p: np.dot(p["costs"], x) <= p["budget"],
+    "Linear": lambda x, p: (
+        p.get("lower", -np.inf) - 1e-9 <= np.dot(p["coefs"], x) <= p.get("upper", np.inf) + 1e-9
+    ),
     "Pair": lambda x, p: True,
 }
 
@@ -57,7 +60,7 @@ MEANING = {
 class Term:
     """One factor over the literals `vars[k]`, negated where `neg[k]`.
 
-    `params` holds `budget`, `count` or `costs`; `scores` is a Pair's own score.
+    `params` holds `budget`, `count`, `costs`, `coefs` or bounds; `scores` is a Pair's own score.
     """
 
     kind: str
@@ -190,6 +193,16 @@ def rows(kind: str, d: int, params: dict) -> Iterable[tuple[np.ndarray, bool, fl
             yield ones, True, params["count"]
         case "Knapsack":
             yield np.asarray(params["costs"], float), False, params["budget"]
+        case "Linear":
+            coefs = np.asarray(params["coefs"], float)
+            lower, upper = params.get("lower", -np.inf), params.get("upper", np.inf)
+            if lower == upper:
+                yield coefs, True, upper
+            else:
+                if np.isfinite(lower):
+                    yield -coefs, False, -lower
+                if np.isfinite(upper):
+                    yield coefs, False, upper
         case _:
             raise ValueError(kind)
 

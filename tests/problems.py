@@ -18,6 +18,17 @@ def random_params(kind: str, d: int, rng) -> dict:
         case "Knapsack":
             costs = rng.uniform(0.1, 2, d)
             return {"costs": costs, "budget": float(rng.uniform(0.1, 0.9) * costs.sum())}
+        case "Linear":
+            coefs = rng.normal(size=d)
+            point = float(coefs @ rng.uniform(0.1, 0.9, d))
+            width = float(rng.uniform(0.05, 0.5))
+            bounds = {"lower": point - width / 2, "upper": point + width / 2}
+            only = rng.choice(["lower", "upper", "both", "equal"])
+            if only in bounds:
+                bounds = {only: point}
+            elif only == "equal":
+                bounds = {"lower": point, "upper": point}
+            return {"coefs": coefs, **bounds}
         case _:
             return {}
 

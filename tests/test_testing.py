@@ -26,6 +26,10 @@ CONTRACT = {
         lambda u: fm.Knapsack(u, [1.0, 2.0, 0.5, 0.0], 2.0),
         lambda on: on @ np.array([1.0, 2.0, 0.5, 0.0]) <= 2,
     ),
+    "Linear": (
+        lambda u: fm.Linear(u, [1.0, -2.0, 0.5, 1.0], -1.5, 1.5),
+        lambda on: abs(on @ np.array([1.0, -2.0, 0.5, 1.0])) <= 1.5,
+    ),
     "Pair": (lambda u: fm.Pair(u[:3], u[1:], 0.0), None),
 }
 

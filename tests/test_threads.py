@@ -222,8 +222,9 @@ def test_nothing_is_printed():
 def test_every_public_name_exists():
     names = (
         "FactorGraph TorchFactorGraph Solution Status Factor Xor AtMostOne Or Nand Imply XorOut "
-        "OrOut AndOut Budget AtLeast Exactly Knapsack Pair FactormaxError GraphError ShapeError "
-        "InfeasibleError NotConvergedError NotConvergedWarning set_num_threads get_num_threads"
+        "OrOut AndOut Budget AtLeast Exactly Knapsack Linear Pair FactormaxError GraphError "
+        "ShapeError InfeasibleError NotConvergedError NotConvergedWarning set_num_threads "
+        "get_num_threads"
     )
     missing = [name for name in names.split() if not hasattr(fm, name)]
     assert not missing

@@ -156,9 +156,16 @@ struct Graph {
     for (std::size_t f = 0; f < blocks; ++f) {
       const int length = block_ptr(f + 1) - block_ptr(f);
       const auto kind = static_cast<factormax::BlockKind>(block_kind(f));
-      const bool fits = kind == factormax::BlockKind::row
-                            ? length == 1
-                            : kind == factormax::BlockKind::or_out && length >= 1;
+      const int last = block_ptr(f + 1) - 1;
+      bool fits = length >= 1;
+      if (kind == factormax::BlockKind::row) {
+        fits = length == 1;
+      } else if (kind == factormax::BlockKind::band) {  // of the same entries
+        fits =
+            length == 2 && row_ptr(last) - row_ptr(last - 1) == row_ptr(last + 1) - row_ptr(last);
+      } else if (kind != factormax::BlockKind::or_out) {
+        fits = false;
+      }
       require(fits, "a block has the wrong kind or number of rows");
     }
     check_structured();

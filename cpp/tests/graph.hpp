@@ -54,6 +54,20 @@ struct Graph {
     row(literals, std::vector<T>(literals.size(), weight), bound, row_kind);
   }
 
+  // lower <= sum_k weight_k l_k <= upper
+  void band(const std::vector<Literal>& literals, const std::vector<T>& weights, T lower, T upper) {
+    for (const T sign : {T(-1), T(1)}) {
+      T b = sign < 0 ? -lower : upper;
+      for (std::size_t k = 0; k < literals.size(); ++k) {
+        b -= literals[k].negated ? sign * weights[k] : T(0);
+        col.push_back(literals[k].var);
+        coef.push_back(literals[k].negated ? -sign * weights[k] : sign * weights[k]);
+      }
+      end_row(b, RowKind::inequality);
+    }
+    end_block(BlockKind::band);
+  }
+
   // The last literal is the or of the others.
   void or_out(const std::vector<Literal>& literals) {
     const Literal out = literals.back();

@@ -159,6 +159,22 @@ void test_by_hand() {
   CHECK_NEAR(solve(zeros, 0, -inf, inf), 0, 0);             // nothing to move
 }
 
+// A band binds at the bound that the point breaks, or at none.
+template <class T>
+void test_band() {
+  factormax::test::current_case = "band";
+  const T eps = std::numeric_limits<T>::epsilon();
+  const std::vector<T> y{T(0.5), T(0.25), T(-1)}, ones(3, T(1));
+  const auto solve = [&](T lower, T upper) {
+    const factormax::local::BoxRow<T> row{{y.data(), 3}, {ones.data(), 3}, {ones.data(), 3}, upper};
+    return factormax::local::box_band(row, lower);
+  };
+  CHECK_NEAR(solve(T(0.5), T(1)), 0, 0);  // the sum is 0.75
+  CHECK_NEAR(solve(T(0), T(0.25)), 0.25, 4 * eps);
+  CHECK_NEAR(solve(T(1), T(2)), -0.125, 4 * eps);
+  CHECK_NEAR(solve(T(2.5), T(3)), -1.5, 8 * eps);  // 1, 1, 0.5
+}
+
 // An empty feasible set must end, anywhere.
 template <class T>
 void test_no_root() {
@@ -177,6 +193,8 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = factormax::test::seed_from(argc, argv);
   test_by_hand<double>();
   test_by_hand<float>();
+  test_band<double>();
+  test_band<float>();
   test_no_root<double>();
   test_no_root<float>();
   test_random<double>(seed);

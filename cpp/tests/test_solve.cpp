@@ -139,11 +139,12 @@ void test_isolated(std::uint64_t seed) {
   const double tol = is_double<T> ? 1e-9 : 1e-5;
   for (const double scale : {0.3, 1.0, 1e3, 1e6}) {
     name_case("isolated", scale);
-    Graph<T> graph(14);
+    Graph<T> graph(18);
     graph.row({{0}, {1}, {2, true}}, T(1), T(1), RowKind::equality);
     graph.row({{3}, {4}, {5}}, {T(1), T(2), T(3)}, T(2.5), RowKind::inequality);
     graph.or_out({{6}, {7, true}, {8}, {9}});
     graph.or_out({{12}, {13, true}});
+    graph.band({{14}, {15, true}, {16}, {17}}, {T(1), T(2), T(-3), T(1)}, T(-0.5), T(0.25));
     graph.pair({10}, {11, true});
     graph.normal_scores(random, 50, scale);
     const Solution<T> out = solve(graph, 50, Method::compact, tight<T>());

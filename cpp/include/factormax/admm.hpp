@@ -193,14 +193,17 @@ class AdmmSolver {
       h_[k] = 1 / delta_[j];
       d_[k] = delta_[j];
     }
-    if (block.kind == BlockKind::row) {
+    if (block.kind != BlockKind::or_out) {
       if (p.is_soft(last)) y_[1] += step * d_[1] * p.pair_shift[last - p.hard];
       for (int k = 0; k < d; ++k) w_[k] = p.coef[begin + k] * d_[k];
       const T s = p.scale[last] * step;
       const local::BoxRow<T> row{y_.first(d), w_.first(d), h_.first(d), p.rhs[last]};
-      const T t = local::box_row(row, p.lo[last] * s, p.hi[last] * s);
+      const bool band = block.kind == BlockKind::band;
+      const T t = band ? local::box_band(row, -p.rhs[block.first])
+                       : local::box_row(row, p.lo[last] * s, p.hi[last] * s);
       for (int k = 0; k < d; ++k) copy_[begin + k] = clip(y_[k] - w_[k] * t, T(0), h_[k]);
-      point_.x[last] = t / s;
+      point_.x[last] = (band ? std::max(t, T(0)) : t) / s;
+      if (band) point_.x[block.first] = std::max(-t, T(0)) / (p.scale[block.first] * step);
       return;
     }
     const auto negated = [&](int k) { return (p.coef[begin + k] > 0) != (k == d - 1); };

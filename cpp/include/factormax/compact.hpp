@@ -296,15 +296,21 @@ class CompactSolver {
     const int begin = p.ptr[last], d = p.length(last);
     const Span<T> y = y_.first(d), w = w_.first(d), h = h_.first(d), v = v_.first(d),
                   t = t_.first(d), delta = delta_.first(d);
-    if (block.kind == BlockKind::row) {
+    if (block.kind != BlockKind::or_out) {
       for (int k = 0; k < d; ++k) {
         y[k] = p.eta[p.col[begin + k]];
         w[k] = p.coef[begin + k];
         h[k] = 1;
       }
       const T s = p.scale[last];
-      const T lo = p.lo[last] * s, hi = p.hi[last] * s;
-      now_.x[last] = local::box_row(local::BoxRow<T>{y, w, h, p.rhs[last]}, lo, hi) / s;
+      const local::BoxRow<T> row{y, w, h, p.rhs[last]};
+      if (block.kind == BlockKind::band) {
+        const T both = local::box_band(row, -p.rhs[block.first]);
+        now_.x[last] = std::max(both, T(0)) / s;
+        now_.x[block.first] = std::max(-both, T(0)) / p.scale[block.first];
+        return;
+      }
+      now_.x[last] = local::box_row(row, p.lo[last] * s, p.hi[last] * s) / s;
       return;
     }
     // The row l_out - sum l_i <= 0 has coefficient -sign on the inputs, +sign on the output.

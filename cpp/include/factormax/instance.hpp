@@ -275,10 +275,14 @@ struct Instance {
       int off = 0;
       for (int k = begin; k < end && !complete; ++k) off += new_var[p.col[k]] < 0;
       if (f < p.num_factors && off == end - begin) continue;
-      for (int r = p.block_ptr[f]; r < p.block_ptr[f + 1]; ++r) add_row(p, i, r);
-      const bool isolated = p.block_isolated[f] != 0;
       const auto kind = static_cast<BlockKind>(p.block_kind[f]);
-      if (kind == BlockKind::or_out && off == 0 && m - first > 1) {
+      const int last = p.block_ptr[f + 1] - 1;
+      // A band whose bounds are equal is one equation.
+      const bool equal = kind == BlockKind::band && p.rhs.at(i)[last - 1] == -p.rhs.at(i)[last];
+      for (int r = equal ? last : p.block_ptr[f]; r <= last; ++r) add_row(p, i, r, equal);
+      const bool isolated = p.block_isolated[f] != 0;
+      const bool whole = kind == BlockKind::or_out ? off == 0 : kind == BlockKind::band;
+      if (whole && m - first > 1) {
         block[num_blocks++] = {kind, first, m - first, isolated};
         continue;
       }
@@ -288,9 +292,9 @@ struct Instance {
     }
   }
 
-  void add_row(const Problem<T>& p, std::int64_t i, int r) {
+  void add_row(const Problem<T>& p, std::int64_t i, int r, bool equality) {
     if (p.kind[r] == static_cast<std::int8_t>(RowKind::absent)) return;
-    const bool equality = p.kind[r] == static_cast<std::int8_t>(RowKind::equality);
+    equality |= p.kind[r] == static_cast<std::int8_t>(RowKind::equality);
     const T* p_coef = p.coef.at(i);
     const T b = p.rhs.at(i)[r];
     int e = ptr[m];

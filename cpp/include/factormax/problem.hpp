@@ -17,6 +17,7 @@ enum class RowKind : std::int8_t {
 enum class BlockKind : std::int8_t {
   row = 0,     // one row
   or_out = 1,  // rows l_i - l_out <= 0, then l_out - sum l_i <= 0 (the output stands last)
+  band = 2,    // two rows of the same entries, -a . mu <= -lower, then a . mu <= upper
 };
 
 // Structures with a MAP oracle, and what `shape` tells of each.

@@ -9,6 +9,7 @@ from factormax.factors.exactly import Exactly
 from factormax.factors.factor import Factor
 from factormax.factors.imply import Imply
 from factormax.factors.knapsack import Knapsack
+from factormax.factors.linear import Linear
 from factormax.factors.matching import Matching
 from factormax.factors.nand import Nand
 from factormax.factors.or_ import Or
@@ -30,6 +31,7 @@ __all__ = [
     "Factor",
     "Imply",
     "Knapsack",
+    "Linear",
     "Matching",
     "Nand",
     "Or",

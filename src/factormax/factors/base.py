@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = [
+    "BAND",
     "EQUALITY",
     "INEQUALITY",
     "ONE",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 INEQUALITY, EQUALITY = 1, 2  # RowKind of the core
-ROW, OR_OUT = 0, 1  # BlockKind of the core
+ROW, OR_OUT, BAND = 0, 1, 2  # BlockKind of the core
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -185,6 +186,7 @@ class BaseFactor:
             flags = [np.full(c.shape, u.negated) for u, c in zip(given, columns, strict=True)]
             self.negated = np.stack(flags, axis=1)
         self._check_distinct()
+        self.graph.made.append(self)
 
     def _check_axis(self, axis: Any) -> None:
         axes = axis if isinstance(axis, tuple) else (axis,)
@@ -211,6 +213,13 @@ class BaseFactor:
 
     def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
         """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
+        last = self._last_axes(u, axis)
+        if u.keys or u.index.size > _REMEMBERED or is_tracing():
+            return axes_last(u.index, last)
+        return _whole_axes_last(u.start, u.shape, last)
+
+    def _last_axes(self, u: Variable, axis: int | tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of `u` that `axis` names, from 0."""
         ndim = u.index.ndim
         axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
         for a in axes:
@@ -222,9 +231,7 @@ class BaseFactor:
         last = tuple([a % ndim for a in axes])
         if len(set(last)) != len(last):
             raise ShapeError(f"{self.kind} over {u.name}: axis={axis} names an axis twice.")
-        if u.keys or u.index.size > _REMEMBERED or is_tracing():
-            return _axes_last(u.index, last)
-        return _whole_axes_last(u.start, u.shape, last)
+        return last
 
     def _check_distinct(self) -> None:
         if is_tracing():
@@ -326,7 +333,7 @@ class BaseFactor:
 _REMEMBERED = 4096  # variables, of a tensor whose index is
 
 
-def _axes_last(index: IndexArray, last: tuple[int, ...]) -> IndexArray:
+def axes_last(index: IndexArray, last: tuple[int, ...]) -> IndexArray:
     """As `(k, d)`, with the axes `last` flattened to the second."""
     first = [a for a in range(index.ndim) if a not in last]
     rows = math.prod([index.shape[a] for a in first])
@@ -337,7 +344,7 @@ def _axes_last(index: IndexArray, last: tuple[int, ...]) -> IndexArray:
 @lru_cache(maxsize=256)
 def _whole_axes_last(start: int, shape: tuple[int, ...], last: tuple[int, ...]) -> IndexArray:
     """The same of a whole tensor. Graphs are built again and again in training: remembered."""
-    index = _axes_last(np.arange(start, start + math.prod(shape)).reshape(shape), last)
+    index = axes_last(np.arange(start, start + math.prod(shape)).reshape(shape), last)
     index.setflags(write=False)
     return index
 

@@ -9,7 +9,7 @@ import numpy as np
 from factormax.arrays import ArrayLike, FloatArray
 from factormax.errors import GraphError
 from factormax.factors.base import Group, LinearFactor
-from factormax.factors.params import take_param
+from factormax.factors.params import take_literal_param, take_param
 from factormax.variable import Variable
 
 __all__ = ["Knapsack"]
@@ -44,21 +44,9 @@ class Knapsack(LinearFactor):
     ) -> None:
         super().__init__(variables, axis=axis)
         self._set_params(
-            self._take_costs(costs, axis),
+            take_literal_param(self, "costs", costs, axis),
             take_param(self, "budget", budget, self.group_shape),
         )
-
-    def _take_costs(self, costs: ArrayLike, axis: int | tuple[int, ...] | None) -> FloatArray:
-        if axis is None:
-            shape = (self.index.shape[1],) if self._listed else self._given[0].shape
-            return take_param(self, "costs", costs, shape)
-        if len(self._given) > 1:  # one cost a variable of the rows that `axis` makes
-            return take_param(self, "costs", costs, self.index.shape)
-        (u,) = self._given
-        given = take_param(self, "costs", costs, u.shape)
-        # The costs follow their variables to the rows that `axis` makes.
-        order = Variable(self.graph, u.position, np.arange(u.size).reshape(u.shape))
-        return given[:, self._rows_along(order, axis).reshape(-1)]
 
     @classmethod
     def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:

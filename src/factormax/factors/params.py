@@ -10,9 +10,9 @@ import numpy.typing as npt
 from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import BaseFactor
+from factormax.factors.base import BaseFactor, axes_last
 
-__all__ = ["take_param"]
+__all__ = ["take_literal_param", "take_param"]
 
 
 def take_param(
@@ -49,6 +49,23 @@ def take_param(
         pass
     wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
     raise ShapeError(f"{factor.name}: {word} must have shape {wanted}, got {array.shape}.")
+
+
+def take_literal_param(
+    factor: BaseFactor, word: str, value: ArrayLike, axis: int | tuple[int, ...] | None
+) -> FloatArray:
+    """A parameter with a number for each variable, in their shape, as `(1 | B, k * d)`."""
+    given = factor._given
+    if axis is None:
+        shape = (factor.index.shape[1],) if factor._listed else given[0].shape
+        return take_param(factor, word, value, shape)
+    if len(given) > 1:  # one number a variable of the rows that `axis` makes
+        return take_param(factor, word, value, factor.index.shape)
+    (u,) = given
+    numbers = take_param(factor, word, value, u.shape)
+    # They follow their variables to the rows that `axis` makes.
+    order = axes_last(np.arange(u.size).reshape(u.shape), factor._last_axes(u, axis))
+    return numbers[:, order.reshape(-1)]
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ mathematics is in `docs/math.md`; its equation numbers are cited where they are 
 
 from factormax.reference.admm import AdmmResult, admm
 from factormax.reference.backward import Face, Gradients, face, jacobian, vjp
-from factormax.reference.box_row import box_row, box_row_vjp
+from factormax.reference.box_row import box_band, box_row, box_row_vjp
 from factormax.reference.compact import (
     dual_gradient,
     dual_value,
@@ -46,6 +46,7 @@ __all__ = [
     "Infeasible",
     "Pairs",
     "admm",
+    "box_band",
     "box_row",
     "box_row_vjp",
     "dual_gradient",

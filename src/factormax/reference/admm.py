@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from factormax.reference.box_row import box_row
+from factormax.reference.box_row import box_band, box_row
 from factormax.reference.or_out import or_out
 from factormax.reference.rows import Block, DenseProblem, IntVector, Vector
 
@@ -90,6 +90,12 @@ def _local_solution(
         sigma, flip = np.where(negated, -1.0, 1.0), np.where(negated, 1 / delta, 0.0)
         literals, t = or_out(flip + sigma * y, delta)
         return flip + sigma * literals, t
+
+    if len(block.rows) == 2:  # −aᵀμ ≤ −lower, and aᵀμ ≤ upper
+        below, above = block.rows
+        w = problem.A[above, list(block.links)] * delta
+        v, t_band = box_band(y, w, 1 / delta, -float(problem.b[below]), float(problem.b[above]))
+        return v, np.array([max(-t_band, 0.0), max(t_band, 0.0)])
 
     (r,) = block.rows
     var_index = np.array(block.links, np.intp)

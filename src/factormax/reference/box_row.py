@@ -69,6 +69,20 @@ def box_row(
     return np.clip(y - w * t, 0.0, h), float(t)
 
 
+def box_band(y: Vector, w: Vector, h: Vector, lower: float, upper: float) -> tuple[Vector, float]:
+    r"""Project onto a box with a band, $lower \le w^\top v \le upper$: docs/math.md (27a).
+
+    Returns:
+        (v, t): the solution (d,), and the multiplier of the upper bound, or minus that of the
+        lower one: at most one of them binds.
+
+    >>> box_band(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 0.8, 2.0)
+    (array([0.6, 0.2]), -0.1)
+    """
+    v, t = box_row(y, w, h, upper, 0.0, np.inf)
+    return (v, t) if t > 0 else box_row(y, w, h, lower, -np.inf, 0.0)
+
+
 def box_row_vjp(
     y: Vector,
     w: Vector,

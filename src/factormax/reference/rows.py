@@ -22,7 +22,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 _Entries = list[tuple[int, float]]  # (column, coefficient), in the order of the row
 
 INEQUALITY, EQUALITY = 1, 2  # Compiled.kind
-ONE_ROW, OR_OUT = 0, 1  # Compiled.block_kind
+ONE_ROW, OR_OUT, BAND = 0, 1, 2  # Compiled.block_kind
 
 
 class Infeasible(ValueError):
@@ -74,7 +74,8 @@ class Block:
     """One factor, as ADMM sees it: a set of rows with a closed-form local solution."""
 
     rows: tuple[int, ...]
-    """Its rows of `A`. For an OrOut: the implications in the order of `links`, then the sum."""
+    """Its rows of `A`. For an OrOut: the implications in the order of `links`, then the sum; for
+    a band: that of the lower bound, then that of the upper one."""
     links: tuple[int, ...]
     """The columns of its links; the output of an OrOut comes last."""
     or_out: bool = False
@@ -158,8 +159,9 @@ class Compiled:
     block_ptr: npt.NDArray[np.int32]
     """(F + 1,): where the rows of each factor begin."""
     block_kind: npt.NDArray[np.int8]
-    """(F,): ONE_ROW, or OR_OUT: rows (input, output), then the sum row, the output last (with one
-    input that row alone, an equation)."""
+    """(F,): ONE_ROW; OR_OUT: rows (input, output), then the sum row, the output last (with one
+    input that row alone, an equation); BAND: minus the sum at most minus the lower bound, then the
+    sum at most the upper one, which is an equation if the bounds are equal."""
 
 
 def from_compiled(
@@ -192,10 +194,13 @@ def from_compiled(
     coef, rhs = _of(compiled.coef, instance), _of(compiled.rhs, instance)
     num_rows = len(kind)
     hard = np.zeros((num_rows, num_columns))
-    present = np.zeros(num_rows, np.bool_)
-    for first, last in itertools.pairwise(compiled.block_ptr):
+    present, equality = np.zeros(num_rows, np.bool_), kind == EQUALITY
+    bounds = itertools.pairwise(compiled.block_ptr)
+    for (first, last), block_kind in zip(bounds, compiled.block_kind, strict=True):
         entry = slice(compiled.row_ptr[first], compiled.row_ptr[last])
         present[first:last] = keep[col[entry]].any()
+        if block_kind == BAND and rhs[first] == -rhs[first + 1]:
+            present[first], equality[first + 1] = False, True
     entries: list[_Entries] = []
     for r in range(num_rows):
         k = np.arange(compiled.row_ptr[r], compiled.row_ptr[r + 1])
@@ -216,13 +221,11 @@ def from_compiled(
         eta=np.asarray(eta_u, np.float64)[keep] + _linear_part(pairs, num_columns),
         A=np.concatenate([hard, soft]),
         b=np.concatenate([np.where(present, rhs, 0.0), soft_rhs]),
-        lo=np.concatenate(
-            [np.where(present & (kind == EQUALITY), -np.inf, 0.0), np.zeros(len(pairs))]
-        ),
+        lo=np.concatenate([np.where(present & equality, -np.inf, 0.0), np.zeros(len(pairs))]),
         hi=np.concatenate([np.where(present, np.inf, 0.0), np.abs(pairs.eta_v) * pairs.present]),
         pairs=pairs,
         blocks=(
-            *_hard_blocks(compiled, keep, entries),
+            *_hard_blocks(compiled, keep, present, entries),
             *_pair_blocks(pairs, first_row=num_rows),
         ),
         variables=np.flatnonzero(keep),
@@ -252,17 +255,21 @@ def _soft_rows(pairs: Pairs, num_columns: int) -> tuple[Matrix, Vector]:
     return A, b
 
 
-def _hard_blocks(compiled: Compiled, keep: BoolVector, entries: list[_Entries]) -> list[Block]:
+def _hard_blocks(
+    compiled: Compiled, keep: BoolVector, present: BoolVector, entries: list[_Entries]
+) -> list[Block]:
     """The factors that are not pairs and have a variable left."""
     blocks = []
-    for f, is_or_out in enumerate(compiled.block_kind == OR_OUT):
+    for f, block_kind in enumerate(compiled.block_kind):
         rows = range(compiled.block_ptr[f], compiled.block_ptr[f + 1])
         first, last = compiled.row_ptr[rows.start], compiled.row_ptr[rows.stop]
         whole = bool(keep[compiled.col[first:last]].all())
-        if not is_or_out or not whole or len(rows) == 1:  # every row is a factor by itself
-            # A variable that the factor names twice is one link, with both coefficients.
-            links = {r: tuple(dict.fromkeys(j for j, _ in entries[r])) for r in rows}
-            blocks += [Block((r,), links[r]) for r in rows if links[r]]
+        # A variable that the factor names twice is one link, with both coefficients.
+        links = {r: tuple(dict.fromkeys(j for j, _ in entries[r])) for r in rows if present[r]}
+        if block_kind == BAND and len(links) == 2 and links[rows[0]]:
+            blocks.append(Block(tuple(rows), links[rows[0]]))
+        elif block_kind != OR_OUT or not whole or len(rows) == 1:  # rows are factors by themselves
+            blocks += [Block((r,), links[r]) for r in rows if links.get(r)]
         else:
             # An implication begins with its input; the sum row −Σ ℓᵢ + ℓₒ ends with the output.
             *implications, total = rows

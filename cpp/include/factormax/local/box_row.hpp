@@ -90,4 +90,13 @@ FACTORMAX_VECTOR T box_row(const BoxRow<T>& row, T lo, T hi) {
   return t;
 }
 
+// The same for  lower <= w . v <= row.b : the multiplier of the upper bound, or minus that of the
+// lower one. Only one of them binds, the one that v(0) breaks.
+template <class T>
+T box_band(const BoxRow<T>& row, T lower) {
+  const T inf = std::numeric_limits<T>::infinity();
+  const T t = box_row(row, T(0), inf);
+  return t > 0 ? t : box_row(BoxRow<T>{row.y, row.w, row.h, lower}, -inf, T(0));
+}
+
 }  // namespace factormax::local

@@ -1,0 +1,124 @@
+"""Bounds on a weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from factormax.arrays import ArrayLike, FloatArray, IndexArray
+from factormax.errors import GraphError, InfeasibleError
+from factormax.factors.base import BAND, INEQUALITY, BaseFactor, BoolArray, Group, RowBlocks
+from factormax.factors.params import take_literal_param, take_param
+from factormax.variable import Variable
+
+__all__ = ["Linear"]
+
+
+class Linear(BaseFactor):
+    r"""A weighted sum stays within bounds: $L \le \sum_i a_i \mu_i \le U$.
+
+    The set is the box and the half-spaces. As with `Knapsack`, it can be larger than the hull of
+    the 0/1 points in it.
+
+    Args:
+        variables: a variable, a slice, or a list of them.
+        coefs: of any sign, of the shape of the variables (of the whole list, flat), or
+            `(*batch, ...)` for each instance its own.
+        lower: one for each factor of `axis`, and `(*batch, ...)` for one for each instance. None or
+            −inf: there is none.
+        upper: likewise, with +inf. Where both bounds are equal, it is an equation.
+        axis: one factor along this axis; by default one factor over everything.
+
+    Raises:
+        GraphError: if there is no bound at all, or a number makes no sense.
+        InfeasibleError: if a lower bound is above the upper one, or out of reach.
+
+    Example:
+        >>> import numpy as np, factormax as fm
+        >>> fg = fm.FactorGraph()
+        >>> u = fg.variable_from(np.array([1.0, 0.2, 0.4]))
+        >>> _ = fg.add(fm.Linear(u, [2.0, -1.0, -1.0], upper=0.0))  # 2 u[0] ≤ u[1] + u[2]
+        >>> _ = fg.solve()
+        >>> u.value.round(3)
+        array([0.533, 0.433, 0.633])
+    """
+
+    param_shapes = ("literal", "factor", "factor")
+    block_kind = BAND
+
+    def __init__(
+        self,
+        variables: Variable | Sequence[Variable],
+        coefs: ArrayLike,
+        lower: ArrayLike | None = None,
+        upper: ArrayLike | None = None,
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        self._take(variables, axis)
+        if lower is None and upper is None:
+            raise GraphError(f"{self.name}: give lower, upper, or both; there is no bound.")
+        self._set_params(
+            take_literal_param(self, "coefs", coefs, axis),
+            take_param(self, "lower", -np.inf if lower is None else lower, self.group_shape),
+            take_param(self, "upper", np.inf if upper is None else upper, self.group_shape),
+        )
+
+    @classmethod
+    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+        """Raises unless the numbers make sense and the bounds can be met."""
+        coefs, lower, upper = params
+        if not np.isfinite(coefs).all():
+            worst = coefs[~np.isfinite(coefs)].ravel()[0]
+            raise GraphError(f"{name}: coefs must be finite, got {worst}.")
+        for word, bound, never in (("lower", lower, np.inf), ("upper", upper, -np.inf)):
+            bad = np.isnan(bound) | (bound == never)
+            if bad.any():
+                raise GraphError(
+                    f"{name}: {word} must be a number, or {-never} for none, "
+                    f"got {bound[bad].ravel()[0]}."
+                )
+        for low, high in _pairs_of(lower > upper, lower, upper):
+            raise InfeasibleError(f"{name}: lower is {low}, above upper, which is {high}.")
+        rows = coefs.reshape(len(coefs), -1, d)
+        least, most = np.minimum(rows, 0).sum(axis=-1), np.maximum(rows, 0).sum(axis=-1)
+        slack = 16 * np.finfo(np.float64).eps * (most - least)
+        for low, high in _pairs_of(lower > most + slack, lower, most):
+            raise InfeasibleError(f"{name}: lower is {low}, but the sum is at most {high}.")
+        for high, low in _pairs_of(upper < least - slack, upper, least):
+            raise InfeasibleError(f"{name}: upper is {high}, but the sum is at least {low}.")
+
+    @classmethod
+    def row_lengths(cls, d: int) -> list[int]:
+        """One row for each bound."""
+        return [d, d]
+
+    @classmethod
+    def row_kinds(cls, d: int) -> list[int]:
+        """Inequalities; the core makes one equation of them where the bounds are equal."""
+        return [INEQUALITY, INEQUALITY]
+
+    @classmethod
+    def columns(cls, index: IndexArray) -> IndexArray:
+        """The same in both rows."""
+        return np.concatenate([index, index], axis=1)
+
+    @classmethod
+    def lower(cls, group: Group) -> RowBlocks:
+        """Rows `-a · l <= -lower`, then `a · l <= upper`."""
+        coef, lower, upper = group.params
+        largest = np.max(np.abs(coef), axis=-1, initial=0.0)  # rows in units of variables
+        scale = np.where(largest > 0, largest, 1.0)
+        coef = coef / scale[..., None]
+        shift = np.sum(coef * group.negated, axis=-1)
+        coef = np.where(group.negated, -coef, coef)
+        bounds = np.broadcast_arrays(shift - lower / scale, upper / scale - shift)
+        return RowBlocks(np.concatenate([-coef, coef], axis=-1), np.stack(bounds, axis=-1))
+
+
+def _pairs_of(bad: BoolArray, a: FloatArray, b: FloatArray) -> list[tuple[float, float]]:
+    """The first two numbers at a place that is bad; empty if none is."""
+    if not bad.any():
+        return []
+    a, b = np.broadcast_arrays(a, b)
+    return [(float(a[np.nonzero(bad)][0]), float(b[np.nonzero(bad)][0]))]
