@@ -7,7 +7,7 @@ the torch front uses it in eager mode too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +80,11 @@ class Solve:
         parts = graph.score_parts()
         self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
         structured = graph.structured()
-        self.oracle_slots = [f.slots for f in structured]
+        counts = np.array([f.index.shape[0] for f in structured], np.int64)
+        self.oracle_slots = np.repeat(np.array([f.slots for f in structured], np.int64), counts)
+        ends = counts.cumsum()
+        self.oracles = [range(end - k, end) for end, k in zip(ends, counts, strict=True)]
+        self.groups = [f.group_shape for f in structured]
         self.wiring = graph.wiring()
         self.numbers = Numbers(
             self._flat_scores(scores, dtype),
@@ -198,8 +202,8 @@ class Solve:
     def supports(self) -> list[Support]:
         """The structures of each structured factor."""
         return [
-            Support(self.listed.structures, f, self.oracle_slots, self.batch)
-            for f in range(len(self.oracle_slots))
+            Support(self.listed.structures, own, self.oracle_slots, self.batch)
+            for own in self.oracles
         ]
 
     def answer(self, graph: FactorGraph) -> tuple[list[Any], list[Any], list[Any]]:
@@ -208,22 +212,38 @@ class Solve:
         values = [v.astype(d) for v, d in zip(self.values(), dtypes, strict=True)]
         factor_values = [np.array(v) for v in self.factor_values()]
         structured = graph.structured()
-        answers = [
-            Answer(partial(self.found, i), self.batch_shape, f.variable_shape, np.asarray)
-            for i, f in enumerate(structured)
-        ]
+        answers = self.answers(structured, self.found, np.asarray)
         return (
             values,
             list(zip(graph.score_parts(), factor_values, strict=True)),
-            list(zip(structured, answers, strict=True)),
+            answers,
         )
+
+    def answers(
+        self,
+        structured: Sequence[StructuredFactor],
+        find: Callable[[int], tuple[Support, Any]],
+        wrap: Callable[[Any], Any],
+    ) -> list[tuple[StructuredFactor, Answer]]:
+        """What the structured factors hand out."""
+        return [
+            (f, Answer(partial(find, i), self.shape_of(i), f.index.shape[1], f.laid_out, wrap))
+            for i, f in enumerate(structured)
+        ]
+
+    def shape_of(self, factor: int) -> tuple[int, ...]:
+        """The batch, and the number of factors where one call made several."""
+        return (*self.batch_shape, *self.groups[factor])
 
     def found(self, factor: int) -> tuple[Support, FloatArray]:
         """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
         s = self.supports[factor]
-        probs = s.probs.astype(self.raw.mu.dtype)
+        shape = (*self.shape_of(factor), s.width)
+        probs = s.probs.astype(self.raw.mu.dtype).reshape(
+            self.batch, *shape[len(self.batch_shape) :]
+        )
         probs[self.raw.status == Status.INFEASIBLE.code] = np.nan  # like the values
-        return s, probs.reshape((*self.batch_shape, s.width))
+        return s, probs.reshape(shape)
 
     def pull_back(
         self,
@@ -266,7 +286,7 @@ class Solve:
         flat = np.zeros_like(raw.structures.prob)
         for g, s in zip(grads, self.supports, strict=True):
             if g is not None:
-                s.collect(g.reshape(self.batch, s.width), flat)
+                s.collect(g.reshape(len(s.counts), s.width), flat)
         grad_u, grad_v = engine.vjp(
             self.wiring,
             self.numbers.eta_v,
@@ -391,7 +411,7 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
             place = next((i for i, f in enumerate(structured) if f is factor), None)
             if place is None:
                 raise GraphError(f"{factor!r} has no probabilities in this solution.")
-            shape = (*task.batch_shape, task.supports[place].width)
+            shape = (*task.shape_of(place), task.supports[place].width)
             _require_shape(f"probs of {structured[place].name}", np.asarray(grad), shape)
             prob_grads[place] = np.asarray(grad, dtype=np.float64)
         if objective is not None:
@@ -432,8 +452,10 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
 
 def own_oracles(structured: Sequence[StructuredFactor]) -> tuple[Any, ...]:
     """The structured factors that are the user's own, None for the built-in ones; () if all are."""
-    oracles = tuple(f if isinstance(f, Factor) else None for f in structured)
-    return oracles if any(o is not None for o in oracles) else ()
+    if not any(isinstance(f, Factor) for f in structured):
+        return ()
+    own = [(f if isinstance(f, Factor) else None, f.index.shape[0]) for f in structured]
+    return tuple(factor for factor, count in own for _ in range(count))
 
 
 def _compute_dtype(graph: FactorGraph) -> type[np.floating[Any]]:

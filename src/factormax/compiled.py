@@ -30,7 +30,8 @@ class Wiring:
 
     `spec` is one entry a factor, joined by `;`: `kind,k,d,flags`, where flags has a letter a
     parameter: `s` shared by the instances, `b` one for each. Structured factors add a fifth, whole
-    numbers joined by dots: the oracle, 1 if linked, the number of scores, slots, and the shape.
+    numbers joined by dots: the oracle, a digit for each of the k factors (1 if linked), the number
+    of scores, slots, and the shape.
     """
 
     num_variables: int
@@ -57,7 +58,7 @@ class Entry:
     d: int
     flags: str
     oracle: int = -1
-    linked: bool = False
+    linked: str = ""  # a digit for each of the k factors
     num_scores: int = 0
     slots: int = 0
     shape: tuple[int, ...] = ()
@@ -71,11 +72,12 @@ def parse_spec(spec: str) -> tuple[Entry, ...]:
         kind, k, d, flags, *structured = text.split(",")
         entry = Entry(BaseFactor.registry[kind], int(k), int(d), flags)
         if structured:
-            oracle, linked, num_scores, slots, *shape = map(int, structured[0].split("."))
+            oracle, linked, *sizes = structured[0].split(".")
+            num_scores, slots, *shape = map(int, sizes)
             entry = replace(
                 entry,
-                oracle=oracle,
-                linked=bool(linked),
+                oracle=int(oracle),
+                linked=linked,
                 num_scores=num_scores,
                 slots=slots,
                 shape=tuple(shape),
@@ -88,7 +90,7 @@ def parse_spec(spec: str) -> tuple[Entry, ...]:
 def num_dual(spec: str) -> int:
     """The number of multipliers: one a row, one a pair, one a variable of a linked factor."""
     return sum(
-        e.d * e.linked if e.cls.structured else len(e.cls.row_lengths(e.d)) * e.k
+        e.d * e.linked.count("1") if e.cls.structured else len(e.cls.row_lengths(e.d)) * e.k
         for e in parse_spec(spec)
     )
 
@@ -119,7 +121,7 @@ class Lowered:
 class Oracles:
     """The structured factors of a graph, S of them: what the core needs of each."""
 
-    positions: tuple[int, ...]  # among the factors of the graph
+    positions: npt.NDArray[np.int64]  # (S,) among the factors of the graph
     kind: npt.NDArray[np.int8]  # (S,)
     linked: npt.NDArray[np.uint8]  # (S,)
     var_ptr: npt.NDArray[np.int32]  # (S + 1,) where the variables of each begin
@@ -138,17 +140,24 @@ class Oracles:
     @classmethod
     def _of_some(cls, entries: tuple[Entry, ...], given: list[tuple[int, IndexArray]]) -> Oracles:
         chosen = [entries[position] for position, _ in given]
-        shapes = [np.array(e.shape, dtype=np.int32) for e in chosen]
+        count = np.array([e.k for e in chosen], dtype=np.int64)
+
+        def each(values: list[int]) -> npt.NDArray[np.int64]:
+            """The number of an entry for each of its factors."""
+            return np.repeat(np.array(values, dtype=np.int64), count)
+
+        shapes = [np.tile(np.array(e.shape, dtype=np.int32), e.k) for e in chosen]
         none = np.zeros(0, dtype=np.int32)
+        digits = "".join([e.linked for e in chosen]).encode()
         return cls(
-            positions=tuple(position for position, _ in given),
-            kind=np.array([e.oracle for e in chosen], dtype=np.int8),
-            linked=np.array([e.linked for e in chosen], dtype=np.uint8),
-            var_ptr=_offsets([len(v) for _, v in given]),
+            positions=each([position for position, _ in given]),
+            kind=each([e.oracle for e in chosen]).astype(np.int8),
+            linked=np.frombuffer(digits, dtype=np.uint8) - np.uint8(ord("0")),
+            var_ptr=_offsets(each([e.d for e in chosen])),
             var=np.concatenate([none, *[v for _, v in given]]).astype(np.int32),
-            shape_ptr=_offsets([len(s) for s in shapes]),
+            shape_ptr=_offsets(each([len(e.shape) for e in chosen])),
             shape=np.concatenate([none, *shapes]),
-            score_ptr=_offsets([e.num_scores for e in chosen]),
+            score_ptr=_offsets(each([e.num_scores for e in chosen])),
         )
 
     @property
@@ -313,21 +322,26 @@ class CompiledGraph:
         Checks the parameters and the masks of these factors.
         """
         positions = self.oracles.positions
-        if not positions:
+        if not len(positions):
             return _NO_PARAMS
-        offsets = self._param_offsets(batch)
-        lead = batch if any("b" in self.entries[p].flags for p in positions) else 1
+        structured = [e for e in self.entries if e.cls.structured]
+        lead = batch if any("b" in e.flags for e in structured) else 1
         out = np.zeros((lead, len(positions)))
-        for place, position in enumerate(positions):
-            entry = self.entries[position]
+        if mask is None and not any(e.flags for e in structured):
+            return out
+        offsets, stop = self._param_offsets(batch), 0
+        for position, entry in enumerate(self.entries):
+            if not entry.cls.structured:
+                continue
+            place, stop = stop, stop + entry.k
             if entry.flags:
                 own = batch if entry.flags == "b" else 1
                 number = params[offsets[position] :][:own]
                 entry.cls.check_params((number,), entry.d, entry.cls.__name__)
                 out[:, place] = number
             if mask is not None:
-                start, stop = self.oracles.var_ptr[place : place + 2]
-                present = mask[:, self.oracles.var[start:stop]]
+                first, last = self.oracles.var_ptr[[place, stop]]
+                present = mask[:, self.oracles.var[first:last]].reshape(-1, entry.d)
                 entry.cls.check_mask(present, entry.shape)  # type: ignore[attr-defined]
         return out
 

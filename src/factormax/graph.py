@@ -374,9 +374,9 @@ class FactorGraph:
         return self._wiring
 
     def _make_wiring(self) -> Wiring:
-        linked = self._linked()
+        linked = iter(self._linked())
         entries = [
-            f.structured_spec(f in linked) if isinstance(f, StructuredFactor) else f.spec
+            f.structured_spec(next(linked)) if isinstance(f, StructuredFactor) else f.spec
             for f in self.factors
         ]
         literals = [f.literals for f in self.factors]
@@ -388,26 +388,32 @@ class FactorGraph:
         """The structured factors, in the order in which the core sees them."""
         return list(self._structured)
 
-    def _linked(self) -> list[StructuredFactor]:
-        """The structured factors that share variables with an earlier one."""
-        structured = self.structured()
-        if len(structured) < 2:
-            return []
-        linked = []
+    def _linked(self) -> list[str]:
+        """For each structured factor of the graph a digit for each factor that it stands for.
+
+        It is 1 if that shares variables with an earlier one.
+        """
+        structured = self._structured
+        counts = [f.index.shape[0] for f in structured]
+        if len(structured) < 2 and counts in ([], [1]):  # as mostly
+            return ["0"] * len(structured)
         if is_tracing():  # the indices are not there: what shares a tensor may share a variable
+            digits: list[str] = []
             seen: set[int] = set()
-            for f in structured:
+            for f, count in zip(structured, counts, strict=True):
                 own = f.tensors_used()
-                if seen & own:
-                    linked.append(f)
+                digits.append(("1" if seen & own else "0")[:count] + "1" * (count - 1))
                 seen |= own
-            return linked
-        taken = np.zeros(self.num_variables, dtype=bool)
-        for f in structured:
-            if taken[f.index].any():
-                linked.append(f)
-            taken[f.index] = True
-        return linked
+            return digits
+        sizes = np.repeat([f.index.shape[1] for f in structured], counts)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        var = np.concatenate([f.index.reshape(-1) for f in structured])
+        first = np.zeros(self.num_variables, dtype=np.int64)
+        first[var[::-1]] = owner[::-1]  # of several factors the first is written last
+        linked = np.bincount(owner[first[var] < owner], minlength=len(sizes)) > 0
+        text = (linked + np.uint8(ord("0"))).tobytes().decode()
+        ends = np.cumsum(counts).tolist()
+        return [text[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def params(self) -> npt.NDArray[np.float64]:
         """The parameters of all factors, flat."""

@@ -7,7 +7,6 @@ which the backward pass needs and the user does not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -57,32 +56,38 @@ class FoundStructures:
 class Support:
     """The structures of one factor with positive probability: the most probable first.
 
+    Several factors of one call, k of them, count like instances: B is then k times as large.
+
     Attributes:
         instance, rank: `(N,)`, whose each structure is, and its place among them.
         position: `(N,)`, where its probability stands in the flat list.
         probs: `(B, K)`, padded with 0.
     """
 
-    def __init__(self, found: FoundStructures, factor: int, slots: list[int], batch: int) -> None:
+    def __init__(
+        self, found: FoundStructures, factors: range, slots: IndexArray, batch: int
+    ) -> None:
+        chosen = slice(factors.start, factors.stop)
         count = found.count.reshape(batch, len(slots)).astype(np.int64)
-        begin = _starts(count)[:, factor]
-        own = count[:, factor]
+        begin = _starts(count)[:, chosen].reshape(-1)
+        own = count[:, chosen].reshape(-1)
+        room = int(slots[factors.start]) if factors else 0
         within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
-        instance = np.repeat(np.arange(batch), own)
+        instance = np.repeat(np.arange(len(own)), own)
         position = np.repeat(begin, own) + within
         kept = found.prob[position] > 0
         instance, position, within = instance[kept], position[kept], within[kept]
         order = np.lexsort((-found.prob[position], instance))
         self.instance: IndexArray = instance[order]
         self.position: IndexArray = position[order]
-        self.counts: IndexArray = np.bincount(instance, minlength=batch)
+        self.counts: IndexArray = np.bincount(instance, minlength=len(own))
         first = np.cumsum(self.counts) - self.counts
         self.rank: IndexArray = np.arange(len(instance)) - first[self.instance]
         self.width = int(self.counts.max(initial=1))  # room for NaN where there is none
         self.probs = self.spread(found.prob)
-        lists = _starts(count * np.array(slots))[:, factor][self.instance]
-        places = (lists + within[order] * slots[factor])[:, None] + np.arange(slots[factor])
-        self.on = found.on[places] if len(instance) else np.zeros((0, slots[factor]), np.int32)
+        lists = _starts(count * slots)[:, chosen].reshape(-1)[self.instance]
+        places = (lists + within[order] * room)[:, None] + np.arange(room)
+        self.on = found.on[places] if len(instance) else np.zeros((0, room), np.int32)
 
     def spread(self, flat: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """From the flat list to `(B, K)`."""
@@ -107,8 +112,9 @@ class Answer:
     """What `structures`, `probs` and `num_structures` of a factor hand out after a query."""
 
     find: Callable[[], tuple[Support, Array]]  # the support, and its probabilities (*batch, K)
-    batch_shape: tuple[int, ...]
-    variable_shape: tuple[int, ...]
+    batch_shape: tuple[int, ...]  # with the number of factors, if one call made several
+    size: int  # of an assignment
+    laid_out: Callable[[Any], Any]  # from the oracle's order to the shape of the variables
     wrap: Callable[[Any], Any]  # from NumPy to the caller's library and device
 
     @cached_property
@@ -127,8 +133,8 @@ class Answer:
 
     def structures(self) -> Array:
         """`(*batch, K, *shape of the variables)`."""
-        dense = self.support.structures(math.prod(self.variable_shape))
-        shape = (*self.batch_shape, self.support.width, *self.variable_shape)
+        dense = self.laid_out(self.support.structures(self.size))
+        shape = (*self.batch_shape, *dense.shape[1:])
         return self.wrap(dense.reshape(shape))  # type: ignore[no-any-return]
 
     def num_structures(self) -> Array:

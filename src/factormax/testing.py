@@ -138,7 +138,7 @@ def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.
 def _wiring(factor: BaseFactor) -> Wiring:
     spec = factor.spec
     if isinstance(factor, StructuredFactor):
-        spec = factor.structured_spec(linked=False)
+        spec = factor.structured_spec(linked="0")
     return Wiring(factor.graph.num_variables, spec, factor.literals)
 
 
@@ -438,9 +438,10 @@ class _Seen:
         return first
 
     def _add(self, m: Matrix, n: Matrix, numbers: Numbers, i: int) -> None:
-        shape = self.factor.variable_shape
         for row in m:
-            if self.allowed is not None and not self.allowed(row.reshape(shape).astype(bool)):
+            if self.allowed is not None and not self.allowed(
+                self.factor.laid_out(row).astype(bool)
+            ):
                 _fail(self.factor, f"the structure {row!r} is not allowed", numbers, i)
         both = np.concatenate([self.assignments, m]), np.concatenate([self.features, n])
         distinct = np.unique(np.hstack(both), axis=0)
@@ -472,7 +473,7 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
     """All ways to ask for the best structure of one instance, by name."""
     oracles: dict[str, Ask] = {}
     if not isinstance(factor, Factor):
-        oracles["map"] = lambda eta_u, eta_v: _flat(factor.map(eta_u, eta_v))
+        oracles["map"] = lambda eta_u, eta_v: _flat(factor.best(eta_u[None], eta_v[None]))
         return oracles
     own = factor
     if own.native_map is not None:

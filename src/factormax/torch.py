@@ -30,7 +30,7 @@ from factormax.factors.scores import Scores
 from factormax.factors.structured import CALLBACK
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Details, Solution
-from factormax.structures import Answer, Support
+from factormax.structures import Support
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -85,7 +85,7 @@ class EagerProbs(torch.autograd.Function):
         """The probabilities, `(*batch, K)` of each structured factor."""
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
-        found = [task.found(i)[1] for i in range(len(task.oracle_slots))]
+        found = [task.found(i)[1] for i in range(len(task.oracles))]
         return tuple(_match(torch.from_numpy(p), *plan.outputs[0]) for p in found)
 
     @staticmethod
@@ -258,14 +258,10 @@ def _set_answer(
     """Keeps the values of variables and of factors, and how to get at the structures."""
     parts, structured = graph.score_parts(), graph.structured()
     first = len(graph.tensors)
-    answers = []
+    answers: list[Any] = []
     if structured:
         find = Listing(task, plan, inputs)
-        wrap = partial(_wrap, plan.outputs[0])
-        answers = [
-            (f, Answer(partial(find, i), task.batch_shape, f.variable_shape, wrap))
-            for i, f in enumerate(structured)
-        ]
+        answers = task.answers(structured, find, partial(_wrap, plan.outputs[0]))
     graph.set_answer(outputs[:first], list(zip(parts, outputs[first:], strict=True)), answers)
 
 

@@ -11,12 +11,16 @@ from factormax.reference.structures import matchings
 
 @cache
 def matching(m, n) -> Case:
+    if m > n:  # the transposed problem, its variables in the order of the rows
+        assignments, features = matchings(n, m)
+        assignments = assignments.reshape(n, m, -1).swapaxes(0, 1).reshape(m * n, -1)
+        return Case((m, n), fm.Matching, assignments, features, name=f"Matching({m}, {n})")
     return Case((m, n), fm.Matching, *matchings(m, n), name=f"Matching({m}, {n})")
 
 
 class TestMatching(StructuredContract):
     kind = "Matching"
-    sizes = ((1, 1), (1, 3), (2, 2), (2, 4), (3, 3), (3, 5), (4, 4))
+    sizes = ((1, 1), (1, 3), (2, 2), (2, 4), (3, 3), (3, 5), (4, 4), (3, 1), (4, 2))
 
     def cases(self):
         return [matching(*size) for size in self.sizes]
@@ -29,6 +33,8 @@ class TestMatching(StructuredContract):
             ((4, 5), (1, 2, 3), (0, 2, 4)),
             ((4, 4), (0, 1, 3), (0, 1, 2, 3)),  # only a row is absent
             ((2, 5), (0, 1), (1, 2, 4)),  # only columns are
+            ((5, 2), (1, 2, 4), (0, 1)),  # more rows than columns
+            ((4, 3), (0, 1, 3), (0, 2)),
         ]:
             large, small = matching(m, n), matching(len(rows), len(cols))
             yield Padded(large, small, np.ix_(rows, cols))
@@ -72,12 +78,52 @@ class TestMatching(StructuredContract):
         centred = grad - grad.mean(0) - grad.mean(1, keepdims=True) + grad.mean()
         np.testing.assert_allclose(solution.vjp({built.u: grad})[built.u], centred, atol=1e-10)
 
-    def test_more_rows_than_columns(self):
-        with pytest.raises(
-            fm.InfeasibleError,
-            match=r"Matching over u: 3 rows can't be matched to 2 columns.*trans",
-        ):
-            fm.Matching(fm.FactorGraph().variable((3, 2)))
+    @pytest.mark.parametrize("batch_dims", [0, 1])
+    @pytest.mark.parametrize("scale", [0.3, 3.0])
+    def test_more_rows_than_columns(self, batch_dims, scale):
+        """The transposed problem: the columns are matched. Shapes stay as they were given."""
+        rng = np.random.default_rng(2)
+        scores, grad = scale * rng.normal(size=(2, *[3] * batch_dims, 5, 3))
+        mask = rng.random(scores.shape) < 0.9
+        mask[..., 4, :] = False  # a row that is absent
+        mask[..., :3, :] = True  # enough for a matching
+        answers = []
+        for swap in (False, True):
+            fg = fm.FactorGraph(batch_dims=batch_dims)
+            given = [np.swapaxes(x, -1, -2) if swap else x for x in (scores, mask, grad)]
+            u = fg.variable_from(given[0], mask=given[1])
+            matching = fg.add(fm.Matching(u))
+            solution = fg.solve(tol=1e-10)
+            out = solution.vjp({u: given[2]}, probs={matching: np.cos(matching.probs)})[u]
+            found = [u.value, out, matching.structures]
+            if swap:
+                found = [np.swapaxes(x, -1, -2) for x in found]
+            answers.append([*found, matching.probs, matching.num_structures, solution.objective])
+            best = matching.map(np.zeros(matching.variable_shape))[0]
+            assert best.shape == u.shape and best.sum() == 3
+        assert answers[0][2].shape[-2:] == (5, 3)
+        np.testing.assert_array_equal((answers[0][2].sum(-2) == 1).all(-1), answers[0][3] > 0)
+        for tall, wide in zip(*answers, strict=True):
+            np.testing.assert_allclose(tall, wide, rtol=0, atol=1e-12)
+
+    def test_tall_by_rows_and_columns(self):
+        """The same as Xor along columns and AtMostOne along rows."""
+        rng = np.random.default_rng(3)
+        scores = rng.normal(size=(6, 4))
+        for query in ("solve", "solve_map", "decode"):
+            values = []
+            for factors in (
+                lambda u: [fm.Matching(u)],
+                lambda u: [fm.Xor(u, axis=0), fm.AtMostOne(u, axis=1)],
+            ):
+                fg = fm.FactorGraph()
+                u = fg.variable_from(scores)
+                for factor in factors(u):
+                    fg.add(factor)
+                getattr(fg, query)()
+                values.append(u.value)
+            np.testing.assert_allclose(values[0], values[1], rtol=0, atol=1e-5)
+        assert abs(fg.loss({u: u.value}, "perceptron")) < 1e-6
 
     @pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
     def test_shapes(self, shape):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from factormax.errors import InfeasibleError
 from factormax.factors.structured import MATCHING, StructuredFactor
 from factormax.variable import Variable
 
@@ -14,14 +13,15 @@ __all__ = ["Matching"]
 class Matching(StructuredFactor):
     """Every row is matched to exactly one column, every column to at most one row.
 
+    With more rows than columns it is the other way round: every column is matched to exactly one
+    row, every row to at most one column. So the shorter side of `u` is matched completely.
+
     The same constraint as `Xor(u, axis=1)` with `AtMostOne(u, axis=0)`, but as one factor: its
     solution comes as a few matchings with probabilities.
 
     Args:
-        u: `(m, n)`, m ≤ n. A row that is all masked is absent; a single masked entry is forbidden.
-
-    Raises:
-        InfeasibleError: if there are more rows than columns.
+        u: `(m, n)`. A row or a column that is all masked is absent; a single masked entry is
+            forbidden.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -40,10 +40,9 @@ class Matching(StructuredFactor):
         self._take_structured(u)
         rows, cols = self.variable_shape
         if rows > cols:
-            raise InfeasibleError(
-                f"{self.name}: {rows} rows can't be matched to {cols} columns. u must be (m, n) "
-                f"with m ≤ n: transpose it, or use Xor and AtMostOne."
-            )
+            self.transposed = True
+            self.index = self.index.reshape(rows, cols).T.reshape(1, -1)
+            rows, cols = cols, rows
         self.oracle = MATCHING
         self.oracle_shape = (rows, cols)
         self.slots = rows

@@ -12,9 +12,10 @@ from enum import Enum
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from factormax._core import best_structures
-from factormax.arrays import Array, ArrayLike, to_numpy
+from factormax.arrays import Array, ArrayLike, FloatArray, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, BoolArray
 from factormax.variable import Variable
@@ -56,6 +57,7 @@ class StructuredFactor(BaseFactor):
         oracle_shape: what the oracle needs to know of its size.
         slots: a structure has at most so many variables on.
         variable_shape: the shape of the variables as given, `(d,)` for a list.
+        transposed: whether the oracle sees the two axes of the variables swapped.
     """
 
     structured = True
@@ -63,18 +65,21 @@ class StructuredFactor(BaseFactor):
     oracle_shape: tuple[int, ...]
     slots: int
     variable_shape: tuple[int, ...]
+    transposed: bool = False
     #: What the axes of `u` are called in messages, if the factor needs a certain number of them.
     axes: ClassVar[tuple[str, ...]] = ()
 
-    def _take_structured(self, variables: Variable | Sequence[Variable]) -> None:
-        self._take(variables, None)
+    def _take_structured(
+        self, variables: Variable | Sequence[Variable], axis: int | None = None
+    ) -> None:
+        self._take(variables, axis)
         if any(u.negated for u in self._given):
             raise GraphError(
                 f"{self.name}: a structured factor takes no negated variables. Negate in the logic "
                 f"and counting factors beside it."
             )
         whole = len(self._given) == 1 and not self._listed
-        self.variable_shape = self._given[0].shape if whole else (self.index.size,)
+        self.variable_shape = self._given[0].shape if whole else (self.index.shape[1],)
         if self.axes and len(self.variable_shape) != len(self.axes):
             raise ShapeError(
                 f"{self.name}: u must have shape ({', '.join(self.axes)}), batch dimensions aside, "
@@ -88,16 +93,20 @@ class StructuredFactor(BaseFactor):
 
     @property
     def num_scores(self) -> int:
-        """How many scores of its own an instance has."""
-        return sum(part.count for part in self.score_parts)
+        """How many scores of its own a factor has in an instance."""
+        total = sum(part.count for part in self.score_parts)
+        return int(total // max(self.index.shape[0], 1))
 
     def tensors_used(self) -> set[int]:
         """The variable tensors of the graph that it has variables of."""
         return {u.position for u in self._given}
 
-    def structured_spec(self, linked: bool) -> str:
-        """What a `Wiring` says of the factor. `linked`: it shares variables with an earlier one."""
-        numbers = (self.oracle, int(linked), self.num_scores, self.slots, *self.oracle_shape)
+    def structured_spec(self, linked: str) -> str:
+        """What a `Wiring` says of the factor.
+
+        linked: a digit for each of the k factors, 1 if it shares variables with an earlier one.
+        """
+        numbers = (self.oracle, linked, self.num_scores, self.slots, *self.oracle_shape)
         return f"{self.spec},{'.'.join([str(n) for n in numbers])}"
 
     @classmethod
@@ -117,31 +126,51 @@ class StructuredFactor(BaseFactor):
             `NO_STRUCTURE` if there is none. Among structures of the same score, which one is fixed
             but not defined.
         """
-        scores = np.asarray(to_numpy(eta_u), dtype=np.float64).reshape(1, -1)
+        scores = np.asarray(to_numpy(eta_u), dtype=np.float64)
         own = np.asarray(to_numpy(eta_v), dtype=np.float64)
-        if scores.size != self.index.size or own.size != self.num_scores:
+        count, d = self.index.shape
+        if scores.size != count * d or own.size != count * self.num_scores:
             raise ShapeError(
                 f"{self.name}: map takes {self.index.size} scores of variables, in the shape "
-                f"{self.variable_shape}, and {self.num_scores} of its own, got {scores.size} and "
-                f"{own.size}."
+                f"{(*self.group_shape, *self.variable_shape)}, and {count * self.num_scores} of "
+                f"its own, got {scores.size} and {own.size}."
             )
-        number = self.params[0][0] if self.params else np.zeros(1)
+        scores = scores.reshape(count, *self.variable_shape)
+        if self.transposed:
+            scores = scores.swapaxes(1, 2)
+        best = self.best(scores.reshape(count, d), own.reshape(count, -1))
+        if best is None:
+            return NO_STRUCTURE
+        assignments, features = best
+        shape = (*self.group_shape, *self.variable_shape)
+        return self.laid_out(assignments).reshape(shape), features.reshape(own.shape)
+
+    def best(self, eta_u: FloatArray, eta_v: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+        """The best structures in the oracle's order, `(k, d)` and `(k, s)`; None without one."""
+        number = self.params[0][0] if self.params else np.zeros(len(eta_u))
         on, features, found = best_structures(
             self.oracle,
             np.array(self.oracle_shape, dtype=np.int32),
-            scores,
-            own.reshape(1, -1),
+            np.ascontiguousarray(eta_u),
+            np.ascontiguousarray(eta_v),
             number.astype(np.float64),
         )
-        if not found[0]:
-            return NO_STRUCTURE
-        assignment = np.bincount(on[on >= 0], minlength=scores.size).astype(np.float64)
-        counts = np.bincount(features[features >= 0], minlength=own.size).astype(np.float64)
-        return assignment.reshape(self.variable_shape), counts.reshape(own.shape)
+        if not found.all():
+            return None
+        return _counted(on, eta_u.shape), _counted(features, eta_v.shape)
+
+    def laid_out(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """From the oracle's order, `(..., d)`, to `(..., *shape of the variables)`."""
+        if not self.transposed:
+            return x.reshape(*x.shape[:-1], *self.variable_shape)
+        rows, columns = self.variable_shape
+        return np.swapaxes(x.reshape(*x.shape[:-1], columns, rows), -1, -2)
 
     @property
     def structures(self) -> Array:
         """The structures that make up the solution, `(*batch, K, *shape of u)`, of 0 and 1.
+
+        Of N factors in one call, `(*batch, N, K, ...)`; likewise `probs` and `num_structures`.
 
         The most probable come first. K is the most that an instance of the batch has; instances
         with fewer are padded with zeros, and `num_structures` counts them.
@@ -168,6 +197,15 @@ class StructuredFactor(BaseFactor):
     def num_structures(self) -> Array:
         """How many structures each instance has, `(*batch,)`."""
         return self.graph.answer_of(self).num_structures()  # type: ignore[no-any-return]
+
+
+def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray:
+    """How often each number is in its list, `(k, size)`, from k lists padded with −1."""
+    count, size = shape
+    own = lists.reshape(count, -1) if count else lists.reshape(0, 1)
+    row, slot = np.nonzero(own >= 0)
+    flat = np.bincount(row * size + own[row, slot], minlength=count * size)
+    return flat.astype(np.float64).reshape(shape)
 
 
 def check_rows_last(name: str, word: str, rows: BoolArray) -> None:

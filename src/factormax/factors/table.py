@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
@@ -18,11 +19,16 @@ class Table(StructuredFactor):
 
     After a query, `value` holds the joint marginals, in the shape of the scores.
 
+    A list of groups of shape `(N, K1)`, …, `(N, Km)` makes N tables in one call, one for each row:
+    `Table([u[i], u[j]], scores)` with index arrays i and j is a table for each edge of a graph over
+    the rows of u. `structures` are then `(*batch, N, K, …)` and `probs` `(*batch, N, K)`.
+
     Args:
         variables: a list of m groups; or one variable of shape `(m, K)`, a group a row. A masked
             state is forbidden. A group that is all masked is absent: the others then still have
             exactly one state each, but no joint score.
-        scores: `(K1, …, Km)`; `(*batch, K1, …, Km)` for each instance its own. −inf forbids.
+        scores: `(K1, …, Km)`; `(*batch, K1, …, Km)` for each instance its own. −inf forbids. For N
+            tables, `(N, K1, …, Km)`; `(K1, …, Km)` or an N of 1 is shared by all of them.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -40,18 +46,40 @@ class Table(StructuredFactor):
         groups = variables
         if isinstance(variables, Variable):
             groups = list(variables) if variables.ndim == 2 else [variables]
-        self._take_structured(groups)
-        if any(u.size == 0 for u in self._given):
+        several = self._is_several(groups)
+        self._take_structured(groups, 1 if several else None)
+        sizes = tuple([u.shape[1] if several else u.size for u in self._given])
+        if any(size == 0 for size in sizes):
             raise GraphError(f"{self.name}: a group has no states.")
-        sizes = tuple(u.size for u in self._given)
         given = as_scores(self.name, "scores", scores)
-        found, batch = tuple(given.shape), self.graph.batch_shape or ()
-        if found not in (sizes, (*batch, *sizes)):
-            wanted = f"{sizes} (shared)" + (f" or {(*batch, *sizes)}" if batch else "")
-            raise ShapeError(
-                f"{self.name}: scores must have shape {wanted}, one axis a group, got {found}."
-            )
-        self.score_parts = (take_scores(self, "scores", given, sizes, allow_minus_inf=True),)
+        self._check_scores(tuple(given.shape), sizes)
+        shape = (*self.group_shape, *sizes)
+        self.score_parts = (take_scores(self, "scores", given, shape, allow_minus_inf=True),)
         self.oracle = TABLE
         self.oracle_shape = sizes
         self.slots = len(sizes)
+
+    def _is_several(self, groups: Any) -> bool:
+        """Whether the groups have two dimensions, of which the first counts tables."""
+        given = list(groups) if isinstance(groups, (list, tuple)) else []
+        shapes = [u.shape for u in given if isinstance(u, Variable)]
+        if all(len(shape) < 2 for shape in shapes):
+            return False
+        if any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
+            raise ShapeError(
+                f"{self.kind} over {', '.join([u.name for u in given[:4]])}: the groups of a table "
+                f"have shapes (K1,), …, (Km,), those of N tables (N, K1), …, (N, Km), got {shapes}."
+            )
+        return True
+
+    def _check_scores(self, found: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        batch = self.graph.batch_shape or ()
+        full = (*self.group_shape, *sizes)
+        fits = [full, (*batch, *full)]
+        if self.group_shape:  # or the same for all the tables
+            fits += [sizes, (1, *sizes), (*batch, 1, *sizes)]
+        if found not in fits:
+            wanted = f"{full} (shared)" + (f" or {(*batch, *full)}" if batch else "")
+            raise ShapeError(
+                f"{self.name}: scores must have shape {wanted}, one axis a group, got {found}."
+            )

@@ -37,7 +37,7 @@ def best_by_elimination(wiring: Wiring, numbers: Numbers) -> FloatArray | None:
     Of a graph of rows and pairs only; `nan` if nothing satisfies the rows.
     """
     graph = compile_wiring(wiring)
-    if graph.oracles.positions:
+    if len(graph.oracles.positions):
         return None
     here = numbers.eta_u[0] != -np.inf
     if numbers.mask is not None:
