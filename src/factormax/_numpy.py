@@ -29,6 +29,7 @@ from factormax.queries.decode import decode, decoded_solution
 from factormax.solution import Solution
 from factormax.status import Status
 from factormax.structures import Answer, Support
+from factormax.temperature import cooled, spread_temperature, sum_to_temperature
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class ScoreSlot:
     given_shape: tuple[int, ...]
 
 
+class Gradients(NamedTuple):
+    """Of the scores of each variable tensor, of each factor's own scores, of the temperature."""
+
+    variables: list[FloatArray]
+    factors: list[FloatArray]
+    temperature: FloatArray | None
+
+
 class Solve:
     """One solve of a graph: its arrays laid out flat, the answer, and the way back.
 
@@ -65,6 +74,7 @@ class Solve:
         scores: of each variable tensor, `(*batch, *shape)` in the compute dtype; None is zero.
         factor_scores: the factors' own (`graph.score_parts()`), in the compute dtype, as given.
         dtype: float32 or float64.
+        temperature: broadcastable to the batch, divides all scores; None is 1.
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class Solve:
         scores: list[npt.NDArray[Any] | None],
         factor_scores: list[npt.NDArray[Any]],
         dtype: type[np.floating[Any]],
+        temperature: npt.NDArray[Any] | None = None,
     ) -> None:
         self.batch_shape = graph.known_batch_shape()
         self.batch = math.prod(self.batch_shape)
@@ -100,6 +111,15 @@ class Solve:
             names = graph.score_layout()
             allowed = [p.allow_minus_inf for p in parts]
             check_scores(self.numbers.eta_v, None, names, self.batch_shape, allowed)
+        self.temperature: FloatArray | None = None  # (B, 1)
+        if temperature is not None:
+            self.temperature = spread_temperature(temperature, self.batch_shape)
+            self.temperature_shape = tuple(temperature.shape)
+            self.numbers = replace(
+                self.numbers,
+                eta_u=cooled(self.numbers.eta_u, self.temperature),
+                eta_v=cooled(self.numbers.eta_v, self.temperature),
+            )
 
     def _flat_scores(
         self, scores: list[npt.NDArray[Any] | None], dtype: type[np.floating[Any]]
@@ -250,7 +270,7 @@ class Solve:
         grads: list[npt.NDArray[Any] | None],
         factor_grads: list[npt.NDArray[Any] | None],
         objective: npt.NDArray[Any] | None,
-    ) -> tuple[list[FloatArray], list[FloatArray]]:
+    ) -> Gradients:
         """From gradients of what `values` and `factor_values` gave to those of scores."""
         columns = [
             np.zeros((self.batch, t.size)) if g is None else g.reshape(self.batch, t.size)
@@ -276,9 +296,7 @@ class Solve:
         )
         return self.to_scores(grad_u, grad_v)
 
-    def pull_back_probs(
-        self, grads: list[npt.NDArray[Any] | None]
-    ) -> tuple[list[FloatArray], list[FloatArray]]:
+    def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
         """From gradients of the probabilities of structures to those of scores."""
         raw = self.listed
         if self.options.linear:
@@ -331,15 +349,23 @@ class Solve:
             grad_v = grad_v + mu_v * weight[:, None]
         return grad_u.astype(dtype), grad_v.astype(dtype)
 
-    def to_scores(
-        self, grad_u: FloatArray, grad_v: FloatArray
-    ) -> tuple[list[FloatArray], list[FloatArray]]:
+    def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
         """Gradients of the flat scores as those of the scores that were given."""
+        of_temperature = None
+        if self.temperature is not None:
+            # d(eta / T) = d eta / T - (eta / T) dT / T
+            inner = _dot(grad_u, self.numbers.eta_u) + _dot(grad_v, self.numbers.eta_v)
+            per_instance = -inner / self.temperature[:, 0]
+            of_temperature = sum_to_temperature(
+                per_instance, self.temperature_shape, self.batch_shape
+            )
+            grad_u = (grad_u / self.temperature).astype(grad_u.dtype)
+            grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
         totals = [
             _sum_to_scores(own, len(self.batch_shape), f)
             for own, f in zip(self._by_part(grad_v), self.parts, strict=True)
         ]
-        return self._by_tensor(grad_u), totals
+        return Gradients(self._by_tensor(grad_u), totals, of_temperature)
 
     def _spread(self, grad: npt.NDArray[Any] | None, factor: ScoreSlot) -> npt.NDArray[Any]:
         """The gradient of a factor's value, for each of its scores."""
@@ -367,19 +393,21 @@ class Solve:
         return parts
 
 
-def start(graph: FactorGraph) -> Solve:
+def start(graph: FactorGraph, temperature: Any = None) -> Solve:
     """The arrays of a graph of NumPy scores, ready to be solved."""
     dtype = _compute_dtype(graph)
     scores = [
         None if t.scores is None else t.scores.astype(dtype, copy=False) for t in graph.tensors
     ]
     own = [p.given.astype(dtype, copy=False) for p in graph.score_parts()]
-    return Solve(graph, scores, own, dtype)
+    return Solve(graph, scores, own, dtype, temperature)
 
 
-def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+def solve(
+    graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
+) -> Solution:
     """Answers a query of a graph of NumPy scores."""
-    task = start(graph)
+    task = start(graph, temperature)
     parts, structured = graph.score_parts(), graph.structured()
     warm = None
     if warm_start is not None:
@@ -422,17 +450,16 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
                     f"{task.batch_shape}, got {shown(given)}."
                 )
             objective = np.broadcast_to(objective, task.batch_shape)
-        grad_scores, grad_factor_scores = task.pull_back(value_grads, factor_grads, objective)
+        found = [task.pull_back(value_grads, factor_grads, objective)]
         if probs:
-            more, more_factor = task.pull_back_probs(prob_grads)
-            grad_scores = [a + b for a, b in zip(grad_scores, more, strict=True)]
-            grad_factor_scores = [
-                a + b for a, b in zip(grad_factor_scores, more_factor, strict=True)
-            ]
+            found.append(task.pull_back_probs(prob_grads))
         out: dict[Any, Any] = {}
-        for t, grad, d in zip(tensors, grad_scores, dtypes, strict=True):
-            out[t.variable] = grad.astype(d, copy=False)
-        for part, grad in zip(parts, grad_factor_scores, strict=True):
+        for t, d, *grad in zip(tensors, dtypes, *[f.variables for f in found], strict=True):
+            out[t.variable] = sum(grad[1:], grad[0]).astype(d, copy=False)
+        if task.temperature is not None:
+            out["temperature"] = sum(f.temperature for f in found)
+        for part, *own in zip(parts, *[f.factors for f in found], strict=True):
+            grad = sum(own[1:], own[0])
             first = part is part.factor.score_parts[0]
             name = part.factor if first else (part.factor, part.label)
             out[name] = out[name] + grad if name in out else grad
@@ -508,6 +535,12 @@ def _add_slice(task: Solve, key: Variable, grad: npt.NDArray[Any], value_grads: 
     places: Any = (slice(None), key.index.reshape(-1) - slot.start)
     # A slice may hold a variable twice.
     np.add.at(value_grads[key.position], places, -flat if key.negated else flat)
+
+
+def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:
+    """For each instance the sum of the products; what is not finite has no gradient."""
+    terms = grad * np.where(np.isfinite(scores), scores, 0)
+    return np.asarray(terms.sum(axis=1, dtype=np.float64))
 
 
 def _require_shape(name: str, grad: npt.NDArray[Any], shape: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import Array, ArrayLike, IndexArray, is_tensor, is_tracing
+from factormax.arrays import Array, ArrayLike, IndexArray, is_tensor, is_tracing, to_numpy
 from factormax.checks import one_of, positive_number, shown, whole_number
 from factormax.compiled import Wiring
 from factormax.engine import MAP_METHODS, METHODS, Options, warn_caller
@@ -19,6 +19,7 @@ from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
 from factormax.solution import Solution
+from factormax.temperature import checked_temperature
 from factormax.variable import Variable
 
 __all__ = ["FactorGraph", "TorchFactorGraph"]
@@ -131,7 +132,10 @@ class FactorGraph:
         return self._append(label, tuple(int(s) for s in full[k:]), given, mask)
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
-        """Adds a tensor of binary variables with zero scores, of this shape in every instance."""
+        """Adds a tensor of binary variables with zero scores, of this shape in every instance.
+
+        They are regularised like all others: −½μ² of each is part of the objective.
+        """
         dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if any(not isinstance(s, (int, np.integer)) or not 0 <= s <= MOST for s in dims):
             raise ShapeError(
@@ -213,6 +217,7 @@ class FactorGraph:
         step_size: float = 1.0,
         on_failure: str = "warn",
         warm_start: Solution | None = None,
+        temperature: ArrayLike | None = None,
     ) -> Solution:
         """Finds the LP-SparseMAP solution; `value` of the variables and factors then hold it.
 
@@ -225,6 +230,10 @@ class FactorGraph:
             step_size: of "admm".
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of a graph of the same factors to start from.
+            temperature: a positive number that divides all scores, those of the factors too, or one
+                for each instance, broadcastable to the batch. Towards 0 the answer becomes a single
+                structure. `objective` is that of the divided scores. A torch tensor gets gradients;
+                for NumPy, `solution.vjp` returns the gradient under the key "temperature".
 
         Raises:
             ValueError: for NaN or +inf among the scores, naming the first.
@@ -234,16 +243,32 @@ class FactorGraph:
         options = _checked_options(
             method, tol, max_iter, max_inner_iter, step_size, on_failure, METHODS
         )
-        return self._ask(options, warm_start)
+        return self._ask(options, warm_start, self._temperature(temperature))
 
-    def _ask(self, options: Options, warm_start: Solution | None) -> Solution:
+    def _temperature(self, temperature: ArrayLike | None) -> Any:
+        """As an array, or as a tensor that may need a gradient."""
+        if temperature is None:
+            return None
+        given = checked_temperature(temperature, self.known_batch_shape())
+        if not is_tensor(given) or self.uses_torch:
+            return given
+        if given.requires_grad:
+            raise GraphError(
+                "temperature: the tensor requires a gradient, but the scores are NumPy arrays. "
+                "Pass temperature.detach(), or the scores as tensors."
+            )
+        return to_numpy(given)
+
+    def _ask(
+        self, options: Options, warm_start: Solution | None, temperature: Any = None
+    ) -> Solution:
         if self.made and not is_tracing():
             self._warn_of_forgotten()
         if self.uses_torch:
             from factormax import torch as front
         else:
             from factormax import _numpy as front  # type: ignore[no-redef]
-        return front.solve(self, options, warm_start)
+        return front.solve(self, options, warm_start, temperature)
 
     def solve_map(
         self,
@@ -322,6 +347,7 @@ class FactorGraph:
         tol: float = 1e-6,
         max_iter: int = 1000,
         on_failure: str = "warn",
+        temperature: ArrayLike | None = None,
     ) -> Any:
         r"""A loss for each instance, `(*batch,)`: 0 where the target is what the graph answers.
 
@@ -345,6 +371,7 @@ class FactorGraph:
             tol: of the query.
             max_iter: the most passes over the graph, for each instance.
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
+            temperature: divides all scores, as in `solve`; the cost stays as it is.
 
         Raises:
             GraphError: if a target breaks a factor, naming it; or leaves a variable out.
@@ -356,7 +383,8 @@ class FactorGraph:
         options = _checked_options(
             "auto", tol, max_iter, 100_000, 1.0, on_failure, {**METHODS, **MAP_METHODS}
         )
-        return losses.loss(self, targets, kind, cost, mask, options)
+        temperature = self._temperature(temperature)
+        return losses.loss(self, targets, kind, cost, mask, options, temperature)
 
     @property
     def uses_torch(self) -> bool:

@@ -52,7 +52,8 @@ class Solution:
     solution can be pickled and serve as a warm start afterwards; its gradients stay behind.
 
     Attributes:
-        objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖²; differentiable.
+        objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖², with all scores
+            divided by the temperature, if there is one; differentiable.
     """
 
     objective: Array
@@ -206,7 +207,7 @@ class Solution:
         *,
         probs: Mapping[BaseFactor, Any] | None = None,
         objective: Any = None,
-    ) -> dict[Variable | BaseFactor, Any]:
+    ) -> dict[Any, Any]:
         """The vector–Jacobian product, for NumPy, which has no tape.
 
         Args:
@@ -217,7 +218,8 @@ class Solution:
 
         Returns:
             The gradient with respect to every variable's and factor's scores. Further scores of
-            the same factor have keys such as `(sequence, "initial")`.
+            the same factor have keys such as `(sequence, "initial")`; a temperature has the key
+            "temperature".
 
         Raises:
             GraphError: for a key that has no value, or if the scores were torch tensors.

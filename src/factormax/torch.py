@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from factormax import engine
-from factormax._numpy import Solve
+from factormax._numpy import Gradients, Solve
 from factormax._torch_op import Request, as_numpy, refuse_second_derivative
 from factormax.arrays import is_tracing, to_numpy
 from factormax.compiled import Wiring, num_dual
@@ -73,7 +73,7 @@ class EagerSolve(torch.autograd.Function):
         plan, task = ctx.plan, ctx.task
         given = [None if g is None else as_numpy(_to_cpu(g, plan.dtype)) for g in grads[:-1]]
         first = len(task.slots)
-        found = plan.pick(*task.pull_back(given[:first], given[first:-1], given[-1]))
+        found = plan.pick(task.pull_back(given[:first], given[first:-1], given[-1]))
         return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads[:-1]))
 
 
@@ -93,7 +93,7 @@ class EagerProbs(torch.autograd.Function):
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.task
         given = [None if g is None else as_numpy(_to_cpu(g, torch.float64)) for g in grads]
-        found = plan.pick(*task.pull_back_probs(given))
+        found = plan.pick(task.pull_back_probs(given))
         return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
 
 
@@ -118,7 +118,7 @@ class EagerLoss(torch.autograd.Function):
         weight = as_numpy(grads[0].to("cpu", torch.float64)).reshape(-1, 1)
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
-        found = plan.pick(*task.to_scores(*flat))
+        found = plan.pick(task.to_scores(*flat))
         return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads[:1]))
 
 
@@ -157,8 +157,15 @@ class EagerPlan:
     Autograd keeps it with the values, so it must not lead back to them: `start` forgets the graph.
     """
 
-    def __init__(self, graph: FactorGraph, options: Options, warm_start: Solution | None) -> None:
+    def __init__(
+        self,
+        graph: FactorGraph,
+        options: Options,
+        warm_start: Solution | None,
+        temperature: Any = None,
+    ) -> None:
         self.graph: FactorGraph | None = graph
+        self.temperature = temperature
         self.options = options
         self.grad_enabled = torch.is_grad_enabled()
         self.dtype = _compute_dtype(graph)
@@ -167,6 +174,8 @@ class EagerPlan:
         self.variables = [i for i, s in enumerate(tensors) if s is not None]
         self.factors = [i for i, s in enumerate(parts) if isinstance(s, Tensor)]
         inputs = [tensors[i] for i in self.variables] + [parts[i] for i in self.factors]
+        if isinstance(temperature, Tensor):
+            inputs.append(temperature)
         self.inputs: tuple[Tensor, ...] = tuple(inputs)
         # The device and dtype of what comes in, and of what goes out.
         self.kinds = [(s.device, _value_dtype(s)) for s in inputs]
@@ -186,14 +195,20 @@ class EagerPlan:
         own = bool(task.numbers.oracles)
         return torch.set_grad_enabled(self.grad_enabled) if own else nullcontext()
 
-    def pick(self, of_variables: list[Any], of_factors: list[Any]) -> list[Any]:
-        """Of gradients for all scores, those of `inputs`."""
-        return [of_variables[i] for i in self.variables] + [of_factors[i] for i in self.factors]
+    def pick(self, grads: Gradients) -> list[Any]:
+        """Of all gradients, those of `inputs`."""
+        found: list[Any] = [grads.variables[i] for i in self.variables]
+        found += [grads.factors[i] for i in self.factors]
+        return [*found, grads.temperature] if len(self.kinds) > len(found) else found
 
-    def start(self, scores: tuple[Tensor, ...]) -> Solve:
+    def start(self, scores: Sequence[Tensor]) -> Solve:
         """The solve of these scores, which are `inputs` without their history."""
         graph, self.graph, self.inputs = self.graph, None, ()
         assert graph is not None
+        temperature, self.temperature = self.temperature, None
+        if isinstance(temperature, Tensor):
+            *scores, temperature = scores
+            temperature = as_numpy(_to_cpu(temperature, torch.float64))
         dtype: Any = np.float64 if self.dtype == torch.float64 else np.float32
         arrays = [as_numpy(_to_cpu(s, self.dtype)) for s in scores]
         of_variables: list[Any] = [None] * len(graph.tensors)
@@ -205,18 +220,20 @@ class EagerPlan:
         ]
         for i, array in zip(self.factors, arrays[len(self.variables) :], strict=True):
             of_factors[i] = array
-        return Solve(graph, of_variables, of_factors, dtype)
+        return Solve(graph, of_variables, of_factors, dtype, temperature)
 
 
 # ---- The front -----------------------------------------------------------------------------------
 
 
-def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+def solve(
+    graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
+) -> Solution:
     """Solves a graph of torch scores."""
     if is_tracing():
-        return _solve_traced(graph, options, warm_start)
+        return _solve_traced(graph, options, warm_start, temperature)
     shape = graph.known_batch_shape()
-    plan = EagerPlan(graph, options, warm_start)
+    plan = EagerPlan(graph, options, warm_start, temperature)
     apply: Any = EagerSolve.apply
     inputs = plan.inputs
     *outputs, objective, task = apply(plan, *inputs)
@@ -228,13 +245,13 @@ def solve(graph: FactorGraph, options: Options, warm_start: Solution | None) -> 
     return solution
 
 
-def loss(graph: FactorGraph, target: Target, options: Options) -> Tensor:
+def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any = None) -> Tensor:
     """The losses of a graph of torch scores; see `factormax.queries.loss`."""
     if is_tracing():
         raise GraphError(
             "loss can't be compiled. Call it in a function marked with @torch.compiler.disable."
         )
-    plan = EagerPlan(graph, options, None)
+    plan = EagerPlan(graph, options, None, temperature)
     apply: Any = EagerLoss.apply
     inputs = plan.inputs
     values, task = apply(plan, target, *inputs)
@@ -282,7 +299,9 @@ class Listing:
         return self.task.supports[factor], self.probs[factor]
 
 
-def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | None) -> Solution:
+def _solve_traced(
+    graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any
+) -> Solution:
     """The same through the operator, which `torch.compile` can put into a graph."""
     structured = graph.structured()
     if options.linear:
@@ -298,7 +317,7 @@ def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | N
             )
     batch_shape = graph.known_batch_shape()
     mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
-        *_op_args(graph, options, warm_start)
+        *_op_args(graph, options, warm_start, temperature)
     )
     first = _first_tensor(graph)
     values = []
@@ -326,11 +345,18 @@ def _solve_traced(graph: FactorGraph, options: Options, warm_start: Solution | N
 
 
 def _op_args(
-    graph: FactorGraph, options: Options | None = None, warm_start: Solution | None = None
+    graph: FactorGraph,
+    options: Options | None = None,
+    warm_start: Solution | None = None,
+    temperature: Any = None,
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
     gathered = _gather(graph, options or Options(), warm_start)
     eta_u, eta_v, mask, wiring, params, warm, request = gathered
+    if temperature is not None:
+        given = torch.as_tensor(temperature)
+        divisor = _to_cpu(given, eta_u.dtype).expand(graph.known_batch_shape()).reshape((-1, 1))
+        eta_u, eta_v = cooled(eta_u, divisor), cooled(eta_v, divisor)
     literals, numbers = torch.as_tensor(wiring.literals), torch.as_tensor(params)
     return eta_u, eta_v, mask, literals, numbers, warm, request.pack()
 
@@ -388,6 +414,17 @@ def _gather(
         () if is_tracing() else batch_shape,
     )
     return eta_u, eta_v, mask, wiring, graph.params(), warm, request
+
+
+def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
+    """Scores divided by a temperature that may need a gradient; −inf stays −inf.
+
+    A temperature that is not positive makes them NaN, which a solve reports.
+    """
+    finite = scores.isfinite()
+    divisor = torch.where(temperature > 0, temperature, torch.nan)
+    # What is not finite must not reach the gradient of the temperature: 0 times it is NaN.
+    return torch.where(finite, torch.where(finite, scores, 0) / divisor, scores)
 
 
 def _compute_dtype(graph: FactorGraph) -> torch.dtype:

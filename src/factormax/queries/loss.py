@@ -53,6 +53,7 @@ def loss(
     cost: Any,
     mask: Any,
     options: Options,
+    temperature: Any = None,
 ) -> Any:
     """The losses of a graph's instances; see `FactorGraph.loss`."""
     one_of("kind", kind, KINDS)
@@ -63,10 +64,10 @@ def loss(
     if graph.uses_torch:
         from factormax.torch import loss as torch_loss
 
-        return torch_loss(graph, target, options)
+        return torch_loss(graph, target, options, temperature)
     from factormax._numpy import start
 
-    task = start(graph)
+    task = start(graph, temperature)
     values, _, _ = evaluate(task, target, options)
     graph.set_answer(*task.answer(graph))
     conflicts = conflicts_of(graph.factors, task.wiring, task.numbers, task.raw)

@@ -1,0 +1,74 @@
+"""Temperatures: one for all instances, or one for each, which divides their scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.errors import GraphError, ShapeError
+
+__all__ = ["checked_temperature", "cooled", "spread_temperature", "sum_to_temperature"]
+
+
+def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: str = "solve") -> Any:
+    """The temperature as an array or a tensor, if it is positive and fits the batch.
+
+    Raises:
+        ShapeError: if it is not broadcastable to the batch.
+        GraphError: if it holds what is not a positive number.
+    """
+    given: Any = temperature if is_tensor(temperature) else np.asarray(temperature)
+    shape = tuple(given.shape)
+    fits = len(shape) <= len(batch) and all(
+        s in (1, b) for s, b in zip(shape[::-1], batch[::-1], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{name}: temperature must be a number, or broadcastable to the batch, {batch}, got "
+            f"shape {shape}."
+        )
+    if is_tracing():
+        return given
+    numbers = to_numpy(given)
+    if numbers.dtype.kind not in "fiu":
+        raise GraphError(f"{name}: temperature must be a number, got dtype {numbers.dtype}.")
+    bad = ~(np.isfinite(numbers) & (numbers > 0))
+    if bad.any():
+        raise GraphError(
+            f"{name}: temperature must be positive and finite, got {numbers[bad].ravel()[0]}."
+        )
+    return given
+
+
+def spread_temperature(temperature: Any, batch: tuple[int, ...]) -> FloatArray:
+    """One for each instance, `(B, 1)`, in float64."""
+    numbers = np.broadcast_to(np.asarray(temperature, dtype=np.float64), batch)
+    return numbers.reshape(-1, 1)
+
+
+def sum_to_temperature(
+    grad: FloatArray, shape: tuple[int, ...], batch: tuple[int, ...]
+) -> FloatArray:
+    """The gradient for each instance, `(B,)`, as that of a temperature of this shape."""
+    full = grad.reshape(batch)
+    full = full.sum(axis=tuple(range(len(batch) - len(shape))))
+    ones = tuple([i for i, s in enumerate(shape) if s == 1 and full.shape[i] != 1])
+    return np.asarray(full.sum(axis=ones, keepdims=True))
+
+
+def cooled(scores: FloatArray, temperature: FloatArray) -> FloatArray:
+    """Scores `(B, n)` divided by the temperatures `(B, 1)`; −inf stays −inf.
+
+    Raises:
+        ValueError: if a finite score becomes +inf.
+    """
+    with np.errstate(over="ignore"):
+        divided = np.asarray(scores / temperature, dtype=scores.dtype)
+    if np.any(np.isposinf(divided) & np.isfinite(scores)):
+        raise ValueError(
+            f"temperature: {temperature.min():g} is too small for these scores, which become "
+            f"infinite in {scores.dtype}."
+        )
+    return divided
