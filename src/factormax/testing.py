@@ -486,7 +486,7 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
 
 
 def _flat(answer: Any) -> Structure | None:
-    return None if answer is NO_STRUCTURE else (answer[0].reshape(-1), answer[1].reshape(-1))
+    return None if answer is None else (answer[0].reshape(-1), answer[1].reshape(-1))
 
 
 def _native(factor: Factor) -> Ask:

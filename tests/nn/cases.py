@@ -90,6 +90,9 @@ CASES = {
     "contiguous selection": Case(
         lambda **s: fnn.ContiguousSelection(0.4, transition=0.6, **s), (3, 7), ((7, 3, 5),)
     ),
+    "contiguous selection, exactly": Case(
+        lambda **s: fnn.ContiguousSelection(0.4, exactly=True, **s), (3, 7), ((7, 3, 5),)
+    ),
     "mrf": Case(lambda **s: fnn.PairwiseMRF(5, **s), (3, 5), None),
     "mrf with edges": Case(
         lambda **s: fnn.PairwiseMRF(5, [(0, 1), (2, 1), (3, 4)], **s), (3, 5), None

@@ -298,14 +298,14 @@ def test_wrong_shapes(case):
         layer(torch.zeros(()))
     with pytest.raises(fm.GraphError, match=f"{name} takes a torch tensor, got list"):
         layer([1.0, 2.0])
-    with pytest.raises(fm.ShapeError, match=f"{name}: the mask must have shape"):
+    with pytest.raises(fm.ShapeError, match=f"{name}: the mask must be broadcastable to"):
         layer(case.scores(), mask=torch.ones(*case.shape[:-1], 9, dtype=torch.bool))
     with pytest.raises(fm.GraphError, match=f"{name}: a mask must be boolean"):
         layer(case.scores(), mask=torch.ones(case.shape))
     with pytest.raises(fm.ShapeError, match=f"{name}: the target must have the shape"):
         layer.loss(case.scores(), torch.zeros(1, 1))
     pair = len(case.lengths or [()]) == 2
-    with pytest.raises(fm.ShapeError, match=f"{name}: lengths must have the batch shape"):
+    with pytest.raises(fm.ShapeError, match=f"{name}: lengths must be broadcastable to the batch"):
         layer(case.scores(), lengths=([1, 1], None) if pair else [1, 1])
     with pytest.raises(fm.GraphError, match=r"lengths must be between 0 and .*, got 9"):
         layer(case.scores(), lengths=([1, 1, 9], None) if pair else [1, 1, 9])

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from factormax.arrays import is_tensor
 from factormax.checks import positive_number
+from factormax.engine import METHODS
 from factormax.errors import GraphError, ShapeError
 from factormax.graph import FactorGraph
 from factormax.nn.layout import Layout
@@ -16,6 +18,8 @@ from factormax.queries.loss import KINDS
 from factormax.variable import Variable
 
 __all__ = ["StructuredLayer"]
+
+_SOLVE = ("method", "tol", "max_iter", "max_inner_iter", "step_size", "on_failure")
 
 
 class StructuredLayer(nn.Module):
@@ -29,11 +33,15 @@ class StructuredLayer(nn.Module):
 
     Args:
         temperature: T; all scores, learned ones too, are divided by it. Towards 0 the answer
-            becomes a single structure. It may be set again later, to anneal.
+            becomes a single structure. It may be set again later, to anneal. `forward` and `loss`
+            also take one for the call, a number or a tensor broadcastable to the batch, which may
+            need a gradient.
+        learn_temperature: True: it is learned, as the parameter `log_temperature`, from there.
         eval_map: in eval mode, return the best structure (`solve_map`) instead. If structures may
             have more or fewer entries on, every entry that adds to the score is then on, also one
             with a small score and so a small marginal.
         tol, max_iter, on_failure: as of `FactorGraph.solve`.
+        method, max_inner_iter, step_size: as of `FactorGraph.solve`, of which they are options.
 
     Shapes:
         scores and marginals `(*batch, *axes)`, of the same dtype and device.
@@ -61,44 +69,80 @@ class StructuredLayer(nn.Module):
         self,
         *,
         temperature: float = 1.0,
+        learn_temperature: bool = False,
         eval_map: bool = False,
+        method: str = "auto",
         tol: float = 1e-6,
         max_iter: int = 1000,
+        max_inner_iter: int = 100_000,
+        step_size: float = 1.0,
         on_failure: str = "warn",
     ) -> None:
         super().__init__()
+        if method not in METHODS:
+            raise GraphError(
+                f"{self._name}: method must be one of {sorted(METHODS)}, got {method!r}."
+            )
+        if is_tensor(temperature):
+            raise GraphError(
+                f"{self._name}: temperature must be a number. To learn it, set "
+                f"learn_temperature=True, or pass a tensor to the call."
+            )
+        self.log_temperature: nn.Parameter | None = None
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(torch.zeros(()))
         self.temperature = temperature
         self.eval_map = bool(eval_map)
+        self.method = method
         self.tol = tol
         self.max_iter = max_iter
+        self.max_inner_iter = max_inner_iter
+        self.step_size = step_size
         self.on_failure = on_failure
 
     @property
-    def temperature(self) -> float:
-        """What the scores are divided by."""
-        return self._temperature
+    def temperature(self) -> Any:
+        """What the scores are divided by: a number, or a tensor if it is learned."""
+        return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @temperature.setter
     def temperature(self, temperature: float) -> None:
-        self._temperature = positive_number(f"{self._name}: temperature", temperature, GraphError)
+        number = positive_number(f"{self._name}: temperature", temperature, GraphError)
+        if self.log_temperature is None:
+            self._temperature = number
+        else:
+            with torch.no_grad():
+                self.log_temperature.fill_(math.log(number))
 
     # ---- queries ---------------------------------------------------------------------------------
 
-    def forward(self, scores: Tensor, *, mask: Mask = None, lengths: Lengths = None) -> Tensor:
+    def forward(
+        self,
+        scores: Tensor,
+        *,
+        mask: Mask = None,
+        lengths: Lengths = None,
+        temperature: float | Tensor | None = None,
+        **changes: Any,
+    ) -> Tensor:
         """The marginals, `(*batch, *axes)`; in eval mode with `eval_map`, the best structure.
 
         Args:
             scores: `(*batch, *axes)`.
             mask: boolean, True for what is there: of as many dimensions as the scores, or
-                `(*batch, size)` for the words, steps or elements; a pair of such for two sides.
-            lengths: `(*batch,)`, how many are there, instead of a mask or together with one; a
-                pair of such for two sides.
+                broadcastable to `(*batch, size)` for the words, steps or elements; a pair of such
+                for two sides.
+            lengths: broadcastable to the batch, how many are there, instead of a mask or together
+                with one; a pair of such for two sides.
+            temperature: in place of the layer's, for this call.
+            **changes: settings of the layer to replace in this call, such as `k`: those that its
+                `add_factors` takes.
         """
-        fg, u, layout = self._build(scores, mask, lengths)
+        fg, u, layout = self._build(scores, mask, lengths, changes)
         if self.eval_map and not self.training:
-            fg.solve_map(**self._options())
+            fg.solve_map(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         else:
-            fg.solve(**self._options())
+            fg.solve(**self._options(*_SOLVE), temperature=self._temperature_of(temperature))
         return layout.undo(u.value)  # type: ignore[arg-type]
 
     def loss(
@@ -111,6 +155,8 @@ class StructuredLayer(nn.Module):
         mask: Mask = None,
         lengths: Lengths = None,
         known: Tensor | None = None,
+        temperature: float | Tensor | None = None,
+        **changes: Any,
     ) -> Tensor:
         """How far the scores are from preferring the target, `(*batch,)`: see `FactorGraph.loss`.
 
@@ -123,11 +169,13 @@ class StructuredLayer(nn.Module):
             mask: as in `forward`.
             lengths: as in `forward`.
             known: boolean, broadcastable to the target: where it is False the target is not known.
+            temperature: as in `forward`.
+            **changes: as in `forward`.
 
         Raises:
             GraphError: if the target is no structure of the layer.
         """
-        fg, u, layout = self._build(scores, mask, lengths)
+        fg, u, layout = self._build(scores, mask, lengths, changes)
         if tuple(target.shape) != tuple(scores.shape):
             raise ShapeError(
                 f"{self._name}: the target must have the shape of the scores, "
@@ -138,7 +186,14 @@ class StructuredLayer(nn.Module):
         if known is not None:
             known = layout.apply(known.expand(target.shape))
         targets = {u: layout.apply(target)}
-        losses = fg.loss(targets, kind, cost=cost, mask=known, **self._options())
+        losses = fg.loss(
+            targets,
+            kind,
+            cost=cost,
+            mask=known,
+            **self._options("tol", "max_iter", "on_failure"),
+            temperature=self._temperature_of(temperature),
+        )
         return losses  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -150,6 +205,8 @@ class StructuredLayer(nn.Module):
         mask: Mask = None,
         lengths: Lengths = None,
         exact: bool = False,
+        temperature: float | Tensor | None = None,
+        **changes: Any,
     ) -> Tensor:
         r"""The structure with the least loss, `(*batch, *axes)`, without gradients.
 
@@ -165,14 +222,20 @@ class StructuredLayer(nn.Module):
             lengths: as in `forward`.
             exact: by default the relaxation is solved (LP-MAP), which can leave entries open, as
                 fractions. True: search for the best 0/1 structure (`FactorGraph.decode`).
+            temperature: as in `forward`; it matters only to "sparsemap".
+            **changes: as in `forward`.
         """
         if kind not in KINDS:
             raise GraphError(f"{self._name}: kind must be one of {KINDS}, got {kind!r}.")
-        fg, u, layout = self._build(scores, mask, lengths, 0.5 if kind == "sparsemap" else 0.0)
+        less: float | Tensor = 0.0
+        if kind == "sparsemap":  # of scores that are not divided, so T times as much
+            given = self._temperature_of(temperature)
+            less = 0.5 if given is None else 0.5 * given
+        fg, u, layout = self._build(scores, mask, lengths, changes, less)
         if exact:
-            fg.decode(**self._options())
+            fg.decode(**self._options("tol", "max_iter", "on_failure"))
         else:
-            fg.solve_map(**self._options())
+            fg.solve_map(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         return layout.undo(u.value)  # type: ignore[arg-type]
 
     # ---- for subclasses --------------------------------------------------------------------------
@@ -184,16 +247,14 @@ class StructuredLayer(nn.Module):
             fg: the graph, with all dimensions of the batch.
             u: the variables, of the shape of `axes`.
             present: which of them are there, `(*batch, *axes)`; None for all.
+
+        A subclass may take more arguments, by name, with defaults: `forward` hands them on.
         """
         raise NotImplementedError(f"{self._name} must define add_factors(self, fg, u, present).")
 
     def layout(self, scores: Tensor, present: Tensor | None) -> Layout:
         """How the scores are laid out for the graph: as they come."""
         return Layout()
-
-    def scaled(self, scores: Tensor) -> Tensor:
-        """Scores, divided by the temperature; for the scores of factors."""
-        return scores if self._temperature == 1 else scores / self._temperature
 
     def check_scores(self, scores: Tensor) -> None:
         """Raises unless the scores have the right shape."""
@@ -207,7 +268,12 @@ class StructuredLayer(nn.Module):
             raise ShapeError(f"{self._name}: scores must be square, {wanted}, got {shape}.")
 
     def _build(
-        self, scores: Tensor, mask: Mask, lengths: Lengths, less: float = 0.0
+        self,
+        scores: Tensor,
+        mask: Mask,
+        lengths: Lengths,
+        changes: dict[str, Any],
+        less: float | Tensor = 0.0,
     ) -> tuple[FactorGraph, Variable, Layout]:
         """The graph of these scores (so much less), its variables, and how they are laid out."""
         self.check_scores(scores)
@@ -215,15 +281,24 @@ class StructuredLayer(nn.Module):
         layout = self.layout(scores, present)
         own_mask = None if present is None else layout.apply(present)
         fg = FactorGraph(batch_dims=scores.ndim - len(self.axes))
-        own_scores = self.scaled(layout.apply(scores))
-        if less != 0:
+        own_scores = layout.apply(scores)
+        if isinstance(less, Tensor):
+            own_scores = own_scores - less.to(scores).reshape(*less.shape, *[1] * len(self.axes))
+        elif less != 0:
             own_scores = own_scores - less
         u = fg.variable_from(own_scores, mask=own_mask, name="scores")
-        self.add_factors(fg, u, own_mask)
+        self.add_factors(fg, u, own_mask, **changes)
         return fg, u, layout
 
-    def _options(self) -> dict[str, Any]:
-        return {"tol": self.tol, "max_iter": self.max_iter, "on_failure": self.on_failure}
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+    def _temperature_of(self, given: float | Tensor | None) -> Any:
+        """That of a call, or the layer's; None for 1."""
+        temperature = self.temperature if given is None else given
+        if not isinstance(temperature, Tensor) and temperature == 1:
+            return None
+        return temperature
 
     @property
     def _name(self) -> str:
@@ -235,5 +310,9 @@ class StructuredLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings, as they would be given."""
-        parts = [*self._repr_parts(), f"temperature={self.temperature:g}"]
+        parts = [
+            *self._repr_parts(),
+            f"temperature={float(torch.as_tensor(self.temperature).detach()):g}",
+        ]
+        parts += ["learn_temperature=True"] * (self.log_temperature is not None)
         return ", ".join(parts + ["eval_map=True"] * self.eval_map)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from factormax.checks import finite_number
 from factormax.errors import GraphError
-from factormax.factors import SequenceBudget
+from factormax.factors import Exactly, SequenceBudget
 from factormax.graph import FactorGraph
 from factormax.nn.base import StructuredLayer
-from factormax.nn.padding import Count, check_count, number_of
+from factormax.nn.padding import Count, at_most, check_count, count_of_call, number_of
 from factormax.variable import Variable
 
 __all__ = ["ContiguousSelection"]
@@ -27,12 +27,13 @@ class ContiguousSelection(StructuredLayer):
     and longer the spans.
 
     Args:
-        budget: how many; a float is that fraction of the length, rounded up.
+        budget: how many; a float is that fraction of the length, rounded up. `forward(scores,
+            budget=...)` takes another for the call, also one for each instance.
         transition: the score of two neighbours, or where it starts. At exactly 0 the layer has a
             kink.
         learn_transition: False: the score stays as it is.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        exactly: True: as many as the budget, no fewer; all, where fewer are there.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`, where a gap
@@ -68,9 +69,11 @@ class ContiguousSelection(StructuredLayer):
         *,
         transition: float = 0.1,
         learn_transition: bool = True,
+        exactly: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
+        self.exactly = bool(exactly)
         self.budget = check_count("ContiguousSelection", "budget", budget)
         start = torch.tensor(finite_number(f"{self._name}: transition", transition, GraphError))
         if learn_transition:
@@ -78,11 +81,24 @@ class ContiguousSelection(StructuredLayer):
         else:
             self.register_buffer("transition", start)
 
-    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+    def add_factors(
+        self,
+        fg: FactorGraph,
+        u: Variable,
+        present: Tensor | None,
+        budget: Count | Tensor | None = None,
+    ) -> None:
         """A binary sequence with a budget."""
         there = u.size if present is None else present.sum(dim=-1)
-        fg.add(SequenceBudget(u, self.scaled(self.transition), number_of(self.budget, there)))
+        given: Count | Tensor = self.budget
+        if budget is not None:
+            given = count_of_call("ContiguousSelection", "budget", budget, fg.known_batch_shape())
+        number = number_of(given, there)
+        fg.add(SequenceBudget(u, self.transition, number))
+        if self.exactly:
+            fg.add(Exactly(u, at_most(number, there)))
 
     def _repr_parts(self) -> list[str]:
         parts = [f"budget={self.budget:.4g}", f"transition={float(self.transition.detach()):.4g}"]
-        return parts + ["learn_transition=False"] * (not self.transition.requires_grad)
+        parts += ["learn_transition=False"] * (not self.transition.requires_grad)
+        return parts + ["exactly=True"] * self.exactly

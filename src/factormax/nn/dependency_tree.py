@@ -25,8 +25,7 @@ class DependencyTree(StructuredLayer):
         projective: no arcs may cross.
         single_root: exactly one word hangs from the root.
         valency: no word may have more modifiers than this; the root may.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)` of the

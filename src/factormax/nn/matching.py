@@ -12,7 +12,7 @@ from factormax.factors import Matching as MatchingFactor
 from factormax.graph import FactorGraph
 from factormax.nn.base import StructuredLayer
 from factormax.nn.layout import Layout, ShorterFirst
-from factormax.nn.padding import Count, check_count, number_of
+from factormax.nn.padding import Count, check_count, count_of_call, number_of
 from factormax.variable import Variable
 
 __all__ = ["Matching"]
@@ -33,9 +33,9 @@ class Matching(StructuredLayer):
         complete: False: rows may stay unmatched too, so that only pairs with scores that are high
             enough are matched (`AtMostOne` both ways). Only for "lp".
         budget: at most so many pairs; a float is that fraction of the shorter side, rounded up.
-            Only with `complete=False`.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+            Only with `complete=False`. `forward(scores, budget=...)` takes another for the call,
+            also one for each instance.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, m, n)`; `lengths` and `mask` are pairs, for rows and columns:
@@ -92,19 +92,30 @@ class Matching(StructuredLayer):
         """The shorter side first, if it is to be complete."""
         return ShorterFirst(scores, present) if self.complete else Layout()
 
-    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+    def add_factors(
+        self,
+        fg: FactorGraph,
+        u: Variable,
+        present: Tensor | None,
+        budget: Count | Tensor | None = None,
+    ) -> None:
         """One factor for each row and each column, or one for all."""
+        if budget is not None:
+            if self.complete:
+                raise GraphError("Matching: for a budget, set complete=False.")
+            budget = count_of_call("Matching", "budget", budget, fg.known_batch_shape())
         if self.form == "coarse":
             fg.add(MatchingFactor(u))
             return
         fg.add(Xor(u, axis=1) if self.complete else AtMostOne(u, axis=1))
         fg.add(AtMostOne(u, axis=0))
-        if self.budget is not None:
+        budget = self.budget if budget is None else budget
+        if budget is not None:
             shorter: Tensor | int = min(u.shape)
             if present is not None:
                 rows = present.any(dim=-1).sum(dim=-1)
                 shorter = rows.minimum(present.any(dim=-2).sum(dim=-1))
-            fg.add(Budget(u, number_of(self.budget, shorter)))
+            fg.add(Budget(u, number_of(budget, shorter)))
 
     def _repr_parts(self) -> list[str]:
         parts = [repr(self.form)] + ["complete=False"] * (not self.complete)

@@ -14,7 +14,16 @@ from factormax.arrays import is_tensor, is_tracing
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 
-__all__ = ["Count", "Lengths", "Mask", "check_count", "number_of", "presence"]
+__all__ = [
+    "Count",
+    "Lengths",
+    "Mask",
+    "at_most",
+    "check_count",
+    "count_of_call",
+    "number_of",
+    "presence",
+]
 
 #: One for each side: of a square or flat layer one tensor, else a pair (of which one may be None).
 Lengths: TypeAlias = "Tensor | Sequence[Any] | int | None"
@@ -34,8 +43,9 @@ def presence(
         name: what messages call the layer.
         scores: `(*batch, *axes)`.
         axes: what the axes count; those of the same name, the words of a tree, share their padding.
-        mask: of as many dimensions as the scores; or by side, `(*batch, size of the side)`.
-        lengths: by side, `(*batch,)`.
+        mask: of as many dimensions as the scores; or by side, `(*batch, size of the side)`. Sizes
+            of 1 and missing dimensions in front are broadcast.
+        lengths: by side, `(*batch,)`, broadcast likewise.
 
     Raises:
         ShapeError: if they do not fit the scores.
@@ -100,16 +110,46 @@ def check_count(name: str, word: str, count: Count) -> Count:
     )
 
 
-def number_of(count: Count, there: Tensor | int) -> Any:
+def count_of_call(
+    name: str, word: str, count: Count | Tensor, batch: tuple[int, ...]
+) -> Count | Tensor:
+    """The count of a call: a number as of a layer, or whole numbers for each instance.
+
+    Raises:
+        GraphError: if it is neither.
+        ShapeError: if it is not broadcastable to the batch.
+    """
+    if not isinstance(count, Tensor):
+        return check_count(name, word, count)
+    if count.is_floating_point() or count.is_complex() or count.dtype == torch.bool:
+        raise GraphError(f"{name}: {word} must be whole numbers, got dtype {count.dtype}.")
+    if not _fits(tuple(count.shape), batch):
+        raise ShapeError(
+            f"{name}: {word} must be broadcastable to the batch shape, {batch}, got "
+            f"{tuple(count.shape)}."
+        )
+    return count.expand(batch)
+
+
+def number_of(count: Count | Tensor, there: Tensor | int) -> Any:
     """How many a count is where so many are there, `(*batch,)` or a number.
 
     A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
     """
-    if isinstance(count, int):
+    if isinstance(count, (int, Tensor)):
         return count
     if isinstance(there, int):
         return math.ceil(count * there - 1e-9)
     return torch.ceil(count * there.double() - 1e-9).long()
+
+
+def at_most(number: Tensor | int, there: Tensor | int) -> Tensor | int:
+    """The smaller of the two, for each instance if one of them is."""
+    if isinstance(number, Tensor) and isinstance(there, Tensor):
+        return number.to(there.device).minimum(there)
+    if isinstance(number, Tensor):
+        return number.clamp(max=there)
+    return there.clamp(max=number) if isinstance(there, Tensor) else min(number, there)
 
 
 def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
@@ -145,7 +185,8 @@ def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size
         raise GraphError(f"{name}: lengths must be whole numbers, got dtype {lengths.dtype}.")
     if not _fits(tuple(lengths.shape), batch):
         raise ShapeError(
-            f"{name}: lengths must have the batch shape, {batch}, got {tuple(lengths.shape)}."
+            f"{name}: lengths must be broadcastable to the batch shape, {batch}, got "
+            f"{tuple(lengths.shape)}."
         )
     if not is_tracing():
         bad = (lengths < 0) | (lengths > size)
@@ -164,10 +205,14 @@ def _checked_mask(name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
             f"{name}: a mask must be boolean, True for what is there, got dtype {mask.dtype}."
         )
     if not _fits(tuple(mask.shape), shape):
-        raise ShapeError(f"{name}: the mask must have shape {shape}, got {tuple(mask.shape)}.")
+        raise ShapeError(
+            f"{name}: the mask must be broadcastable to {shape}, got {tuple(mask.shape)}."
+        )
     return mask
 
 
 def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether it has as many dimensions, each of the right size or 1."""
-    return len(found) == len(shape) and all(f in (1, s) for f, s in zip(found, shape, strict=True))
+    """Whether it is broadcastable to the shape."""
+    return len(found) <= len(shape) and all(
+        f in (1, s) for f, s in zip(found[::-1], shape[::-1], strict=False)
+    )

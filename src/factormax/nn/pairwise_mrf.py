@@ -30,8 +30,7 @@ class PairwiseMRF(StructuredLayer):
     Args:
         labels: how many.
         edges: the pairs of labels that have a score, `(edges, 2)`; by default all.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores, marginals and targets `(*batch, labels)`; `mask` `(*batch, labels)`; loss
@@ -101,7 +100,7 @@ class PairwiseMRF(StructuredLayer):
         """One pair for each edge."""
         if len(self.edges):
             first, second = self.edges.T.cpu().numpy()
-            fg.add(Pair(u[first], u[second], self.scaled(self.weight)))
+            fg.add(Pair(u[first], u[second], self.weight))
 
     def _repr_parts(self) -> list[str]:
         return [f"labels={self.labels}", f"edges={len(self.edges)}"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from factormax.factors import Budget, Exactly
 from factormax.graph import FactorGraph
 from factormax.nn.base import StructuredLayer
-from factormax.nn.padding import Count, check_count, number_of
+from factormax.nn.padding import Count, at_most, check_count, count_of_call, number_of
 from factormax.variable import Variable
 
 __all__ = ["AtMostK", "KSubset"]
@@ -24,6 +24,11 @@ class _Selection(StructuredLayer):
         super().__init__(**settings)
         self.k = check_count(self._name, "k", k)
 
+    def _number(self, fg: FactorGraph, k: Count | Tensor | None, there: Tensor | int) -> Any:
+        """The layer's k, or that of the call, as a number or for each instance."""
+        given = self.k if k is None else count_of_call(self._name, "k", k, fg.known_batch_shape())
+        return number_of(given, there)
+
     def _repr_parts(self) -> list[str]:
         return [f"k={self.k}"]
 
@@ -32,10 +37,10 @@ class KSubset(_Selection):
     r"""Selects exactly k: $\mu \in [0, 1]^n$, $\sum_i \mu_i = k$.
 
     Args:
-        k: how many; a float is that fraction of the length, rounded up. An instance that has fewer
-            than k is selected as a whole.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
+            takes another for the call, also one for each instance, broadcastable to the batch.
+            An instance that has fewer than k is selected as a whole.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
@@ -58,14 +63,16 @@ class KSubset(_Selection):
         torch.Size([4, 8])
     """
 
-    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
-        """Exactly k of those that are there."""
-        if present is None:
-            fg.add(Exactly(u, min(number_of(self.k, u.size), u.size)))
-        else:
-            there = present.sum(dim=-1)
-            k = number_of(self.k, there)
-            fg.add(Exactly(u, there.clamp(max=k) if isinstance(k, int) else k))
+    def add_factors(
+        self,
+        fg: FactorGraph,
+        u: Variable,
+        present: Tensor | None,
+        k: Count | Tensor | None = None,
+    ) -> None:
+        """Exactly k of those that are there, or all."""
+        there = u.size if present is None else present.sum(dim=-1)
+        fg.add(Exactly(u, at_most(self._number(fg, k, there), there)))
 
 
 class AtMostK(_Selection):
@@ -75,9 +82,9 @@ class AtMostK(_Selection):
     never selected.
 
     Args:
-        k: how many; a float is that fraction of the length, rounded up.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
+            takes another for the call, also one for each instance, broadcastable to the batch.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
@@ -104,7 +111,13 @@ class AtMostK(_Selection):
         torch.Size([3, 8])
     """
 
-    def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
+    def add_factors(
+        self,
+        fg: FactorGraph,
+        u: Variable,
+        present: Tensor | None,
+        k: Count | Tensor | None = None,
+    ) -> None:
         """At most k of those that are there."""
         there = u.size if present is None else present.sum(dim=-1)
-        fg.add(Budget(u, number_of(self.k, there)))
+        fg.add(Budget(u, self._number(fg, k, there)))

@@ -35,8 +35,7 @@ class SequentialAlignment(StructuredLayer):
         transition: where the learned score starts. At exactly 0 the layer has a kink.
         symmetric: True: j − 1 after j counts as j + 1 does. False: only j + 1, in order.
         learn_transition: False: the score stays as it is.
-        **settings: `temperature`, `eval_map`, `tol`, `max_iter`, `on_failure`, as of
-            `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, m, n)`; `lengths=(source, target)` of `(*batch,)`, and
@@ -89,7 +88,7 @@ class SequentialAlignment(StructuredLayer):
         state = torch.arange(u.shape[1], device=self.transition.device)
         step = state - state[:, None]  # [from, to]
         near = step.abs() == 1 if self.symmetric else step == 1
-        fg.add(Sequence(u, self.scaled(self.transition) * near))
+        fg.add(Sequence(u, self.transition * near))
         fg.add(AtMostOne(u, axis=0))
 
     def _repr_parts(self) -> list[str]:
