@@ -89,10 +89,17 @@ OTHERS = {
         lambda on: is_tree(on) and np.trace(on) == 1,
     ),
     "a slice": ((5, 5), lambda u: fm.Matching(u[:2, 1:4]), is_matching),
+    "more rows": ((4, 2), lambda u: fm.Matching(u), lambda on: is_matching(on.T)),
     "one transition": ((5,), lambda u: fm.SequenceBudget(u, 0.0, 2), lambda on: on.sum() <= 2),
     "transitions a step": ((4, 2), lambda u: fm.Sequence(u, np.zeros((3, 2, 2))), one_a_row),
     "three groups": ((3, 2), lambda u: fm.Table(u, np.zeros((2, 2, 2))), None),
 }
+
+
+def test_many_factors_of_one_call():
+    u = fm.FactorGraph().variable((4, 2))
+    with pytest.raises(fm.GraphError, match="check_factor takes one structured factor, not 2"):
+        check_factor(fm.Table([u[:2], u[2:]], np.zeros((2, 2, 2))))
 
 
 def test_every_factor_is_here():

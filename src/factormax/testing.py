@@ -24,7 +24,7 @@ from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
-from factormax.factors.structured import NO_STRUCTURE, StructuredFactor
+from factormax.factors.structured import StructuredFactor
 from factormax.status import Status
 
 __all__ = ["check_factor", "dense_problem"]
@@ -88,6 +88,11 @@ def check_factor(
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
     factor.graph.expect_no_more_of(factor)
+    if isinstance(factor, StructuredFactor) and factor.index.shape[0] != 1:
+        raise GraphError(
+            f"{factor.name}: check_factor takes one structured factor, not "
+            f"{factor.index.shape[0]} of one call."
+        )
     rng = np.random.default_rng(seed)
     batches = [_random_numbers(factor, scale, trials, masks, rng, sample) for scale in scales]
     seen = None
