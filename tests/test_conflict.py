@@ -216,6 +216,7 @@ def test_a_conflict_is_as_small_as_the_proof_allows():
                 one.index = one.index[name.row[0]][None]
                 one.negated = None if one.negated is None else one.negated[name.row[0]][None]
             again.add(one)
+        again.made.clear()  # whole factors, of which only a row was added
         assert again.solve(on_failure="ignore").status is fm.Status.INFEASIBLE
     assert infeasible > 20
 
