@@ -210,10 +210,10 @@ def test_twenty_thousand_at_once():
     cells = np.arange(100 * 110).reshape(100, 110)
     first = np.concatenate([cells[:, :-1].ravel(), cells[:-1].ravel()])
     second = np.concatenate([cells[:, 1:].ravel(), cells[1:].ravel()])
-    start = time.perf_counter()
+    start = time.process_time()
     fg = fm.FactorGraph()
     u = fg.variable_from(np.random.default_rng(5).normal(size=(cells.size, 3)))
     table = fg.add(fm.Table([u[first], u[second]], 0.5 * np.eye(3)))
     fg.solve(max_iter=1, on_failure="ignore")
     assert table.structures.shape[0] == len(first) == 21_790
-    assert time.perf_counter() - start < 5  # about 0.2; 8 s for the loop, without the solve
+    assert time.process_time() - start < 5  # about 0.2; 8 s for the loop, without the solve
