@@ -76,8 +76,8 @@ def box_band(y: Vector, w: Vector, h: Vector, lower: float, upper: float) -> tup
         (v, t): the solution (d,), and the multiplier of the upper bound, or minus that of the
         lower one: at most one of them binds.
 
-    >>> box_band(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 0.8, 2.0)
-    (array([0.6, 0.2]), -0.1)
+    >>> box_band(np.array([0.5, 0.25]), np.ones(2), np.ones(2), 1.0, 2.0)
+    (array([0.625, 0.375]), -0.125)
     """
     v, t = box_row(y, w, h, upper, 0.0, np.inf)
     return (v, t) if t > 0 else box_row(y, w, h, lower, -np.inf, 0.0)
