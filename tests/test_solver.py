@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from graphs import AWAY_FROM_KINKS, assert_gradient, assert_solves, build, exact_or_none, solved
-from oracle import Problem, Term
+from oracle import Infeasible, Problem, Term
 from problems import (
     ALL,
     full_mrf,
@@ -299,6 +299,39 @@ class TestOnFailure:
         assert any(solution.status[1].value.split(".")[0] in str(w.message) for w in caught)
         if options:
             assert "max_iter" in fm.Status.MAX_ITER.value
+
+
+def test_costs_of_very_different_size():
+    """Converged means that every variable is right, whatever its cost beside the largest."""
+    compared = 0
+    for seed in range(80):
+        problem = uneven_problem(seed)
+        try:
+            exact = oracle.solve(problem)
+        except (Infeasible, AssertionError):  # or too uneven for the oracle
+            continue
+        built, solution = solved(problem)
+        assert solution.converged, seed
+        np.testing.assert_allclose(built.u.value, exact.mu, rtol=0, atol=1e-6)
+        if exact.kink_distance > AWAY_FROM_KINKS:
+            assert_gradient(built, solution, exact, np.random.default_rng(seed))
+            compared += 1
+    assert compared >= 30
+
+
+def uneven_problem(seed: int) -> Problem:
+    """Overlapping knapsacks with costs from 1e-4 to 1e4 and all kinds of budgets."""
+    rng = np.random.default_rng([9, seed])
+    n, terms = int(rng.integers(2, 12)), []
+    for _ in range(int(rng.integers(1, 4))):
+        d = int(rng.integers(2, n + 1))
+        costs = 10 ** rng.uniform(-4, 4, d)
+        some = costs @ rng.integers(0, 2, d)
+        budgets = [0.0, rng.uniform() * costs.sum(), some, 2 * rng.uniform() * costs.min()]
+        params = {"costs": costs, "budget": float(rng.choice(budgets))}
+        terms.append(Term("Knapsack", rng.choice(n, d, replace=False), rng.random(d) < 0.3, params))
+    terms.append(Term("AtMostOne", rng.choice(n, 2, replace=False)))
+    return Problem(rng.choice([0.3, 1, 5, 50]) * rng.normal(size=n), tuple(terms))
 
 
 def test_no_more_passes_than_asked_for():

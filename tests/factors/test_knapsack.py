@@ -45,6 +45,28 @@ class TestKnapsack(CountContract):
             value = values_of(problem.eta, lambda u, t=term: fm.Knapsack(u, **t.params))
             np.testing.assert_allclose(value, oracle.solve(problem).mu, atol=1e-8)
 
+    def test_a_lone_factor_with_costs_of_any_size(self):
+        """Bisection in extended precision says what is right."""
+        rng = np.random.default_rng(3)
+        for k in range(200):
+            d = int(rng.integers(2, 8))
+            costs, scores = 10 ** rng.uniform(-8, 8, d), 3 * rng.normal(size=d)
+            most = rng.choice([0, costs.min(), rng.choice(costs), costs.sum()])
+            budget = float(rng.uniform(0, 1) * most)
+            value = values_of(scores, lambda u, c=costs, b=budget: fm.Knapsack(u, c, b))
+            expected = _by_bisection(scores, costs, budget)
+            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6, err_msg=str(k))
+
+    @pytest.mark.parametrize("kind", ["AtMostOne", "Imply", "Nand"])
+    def test_a_small_cost_beside_a_large_one(self, kind):
+        """Without a budget nothing that costs anything is on, be it little."""
+        fg = fm.FactorGraph()
+        u = fg.variable_from([-0.5, 0.9, 0.3])
+        fg.add(fm.Knapsack(u[:2], costs=[3000, 0.002], budget=0))
+        fg.add(getattr(fm, kind)(u[1:]))
+        assert fg.solve().converged
+        np.testing.assert_allclose(u.value, [0, 0, 0.3], rtol=0, atol=1e-6)
+
     def test_costs_per_instance(self):
         rng = np.random.default_rng(2)
         eta, costs = rng.normal(size=(3, 4)) + 1, rng.uniform(0, 2, (3, 4))
@@ -70,3 +92,17 @@ class TestKnapsack(CountContract):
         u = fg.variable(3)
         with pytest.raises(fm.ShapeError, match=r"Knapsack over u.*cost"):
             fg.add(fm.Knapsack(u, costs, 1))
+
+
+def _by_bisection(scores, costs, budget):
+    y, c = np.longdouble(scores), np.longdouble(costs)
+    left, right = np.longdouble(0), max(np.longdouble(0), (y / c).max())
+    if c @ np.clip(y, 0, 1) <= budget:
+        right = left
+    for _ in range(200):
+        middle = (left + right) / 2
+        if c @ np.clip(y - c * middle, 0, 1) > budget:
+            left = middle
+        else:
+            right = middle
+    return np.float64(np.clip(y - c * right, 0, 1))

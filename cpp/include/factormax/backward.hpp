@@ -67,7 +67,9 @@ class ErrorSpread {
     return sum;
   }
 
-  bool touches(int r) const { return std::fabs(at_.g[r]) * p_.norm[r] <= near_; }
+  bool touches(int r) const {
+    return std::fabs(at_.g[r]) * p_.norm[r] <= near_ * row_unit(p_, at_, r);
+  }
 
  private:
   template <class Visit>
@@ -99,10 +101,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
                                std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
-  const auto lack = [&](int r) {  // of row r, as in the residual
-    const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
-    return std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
-  };
+  const auto lack = [&](int r) { return row_lack(p, at, r); };
   T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
@@ -156,7 +155,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     if (negligible) missing = std::max(missing, p.length(r) * bound);
     if (in_doubt && travel.touches(r)) missing = std::max(missing, travel.of_row(r, error));
     const T margin = std::min(2 * missing, most) + 8 * eps * (1 + std::fabs(at.x[r]));
-    const T slack = at.g[r] * p.norm[r];  // b - a . mu
+    const T slack = at.g[r] * p.norm[r] / row_unit(p, at, r);  // b - a . mu
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;
     if (low && high) {  // a pair with hardly any score

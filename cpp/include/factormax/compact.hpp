@@ -334,13 +334,19 @@ class CompactSolver {
     T largest = 0;
 #pragma omp simd reduction(max : largest)
     for (int r = 0; r < p_->m; ++r) {
-      const T size = std::fabs(x[r]) * scale[r];
+      const T size = p_->uneven.data[r] ? T(0) : std::fabs(x[r]) * scale[r];
       largest = size > largest ? size : largest;
+    }
+    if (p_->num_uneven > 0) {
+      for_uneven([&](int r) {
+        largest = std::max(largest, std::fabs(x[r]) * scale[r] * row_unit(*p_, now_, r));
+      });
     }
     return 4 * eps * (1 + largest);
   }
 
-  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding.
+  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding, in units of
+  // variables.
   FACTORMAX_VECTOR T residual(const DualPoint<T>& at) const {
     const Instance<T>& p = *p_;
     T largest = 0;
@@ -354,7 +360,17 @@ class CompactSolver {
       const T gap = std::fabs(step) * norm[r];
       largest = gap > largest ? gap : largest;
     }
+    if (p.num_uneven > 0) {
+      for_uneven([&](int r) { largest = std::max(largest, row_lack(p, at, r)); });
+    }
     return largest;
+  }
+
+  template <class Visit>
+  void for_uneven(const Visit& visit) const {
+    for (int i = 0; i < p_->num_loose; ++i) {
+      if (p_->uneven[p_->loose[i]]) visit(p_->loose[i]);
+    }
   }
 
   // One quasi-Newton step along the projected arc. Returns the passes it took, at most `budget`, or

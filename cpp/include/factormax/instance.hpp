@@ -43,6 +43,7 @@ struct Instance {
   T largest_score = 0;  // in magnitude
   T top_score = 0;      // the largest, or the largest magnitude of a pair's
   double constant = 0;  // of the linear part of the pairs, docs/math.md (11)
+  int num_uneven = 0;   // rows with coefficients of different size
   int longest_row = 0;
   int highest_degree = 0;  // the most rows that a variable is in
 
@@ -65,10 +66,11 @@ struct Instance {
   Span<std::int32_t> var_entry;  // and their places in col and coef
 
   int num_tiles = 0, num_loose = 0;
-  bool crossed = false;      // the hard rows are the rows, tile 0, and the columns, tile 1, of all
-  Span<Tile<T>> tile;        // hard rows that are grids
-  Span<std::int32_t> loose;  // the other hard rows
-  Span<T> norm;              // (m,) ||a||
+  bool crossed = false;       // the hard rows are the rows, tile 0, and the columns, tile 1, of all
+  Span<Tile<T>> tile;         // hard rows that are grids
+  Span<std::int32_t> loose;   // the other hard rows
+  Span<T> norm;               // (m,) ||a||
+  Span<std::uint8_t> uneven;  // (m,) whether its coefficients differ in size; the largest is 1
 
   Span<T> gain;                // (n,) the most that a variable can earn a unit
   Span<std::uint8_t> at_zero;  // (n,) the round that showed it to be 0, or 0, or kHeld: in a row
@@ -99,6 +101,7 @@ struct Instance {
     tile = ws.take<Tile<T>>(p.num_rows);
     loose = ws.take<std::int32_t>(p.num_rows);
     norm = ws.take<T>(rows);
+    uneven = ws.take<std::uint8_t>(rows);
     gain = ws.take<T>(p.num_vars);
     at_zero = ws.take<std::uint8_t>(p.num_vars);
     weight = ws.take<T>(p.num_vars);
@@ -122,7 +125,7 @@ struct Instance {
     const bool shared = complete && p.coef.stride == 0 && p.rhs.stride == 0;
     if (!(shared && prepared_)) {
       m = 0;
-      num_blocks = 0;
+      num_blocks = num_uneven = 0;
       refuted = -1;
       ptr[0] = 0;
       add_hard_rows(p, i);
@@ -299,12 +302,14 @@ struct Instance {
     const T b = p.rhs.at(i)[r];
     int e = ptr[m];
     T squares = 0, least = 0, most = 0;  // of a . mu over the box
+    bool differ = false;
     for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
       const std::int32_t j = new_var[p.col[k]];
       if (j < 0 || p_coef[k] == 0) continue;
       col[e] = j;
       coef[e] = p_coef[k];
       squares += p_coef[k] * p_coef[k];
+      differ |= std::fabs(p_coef[k]) != std::fabs(coef[ptr[m]]);
       (p_coef[k] < 0 ? least : most) += p_coef[k];
       ++e;
     }
@@ -321,6 +326,8 @@ struct Instance {
     hi[m] = inf;
     norm[m] = std::sqrt(squares);
     scale[m] = 1 / norm[m];
+    uneven[m] = differ;
+    num_uneven += differ;
     row[m] = r;
     ptr[++m] = e;
   }
@@ -384,6 +391,7 @@ struct Instance {
       lo[m] = 0;
       norm[m] = T(1.41421356237309504880);
       scale[m] = T(0.70710678118654752440);
+      uneven[m] = 0;
       hi[m] = std::fabs(s[q]) * norm[m];
       largest_score = std::max(largest_score, std::fabs(s[q]));
       top_score = std::max(top_score, std::fabs(s[q]));
@@ -428,6 +436,7 @@ struct Instance {
           rhs[m] = 0;
           lo[m] = -inf;
           hi[m] = inf;
+          uneven[m] = 0;
           row[m] = first;
           ptr[++m] = e + 1;
           weight[j] += 1;

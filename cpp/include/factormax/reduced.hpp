@@ -297,16 +297,20 @@ class ReducedSystem {
     const int order = order_;
     T trace = 0;
     for (int i = 0; i < order; ++i) trace += matrix_row(i)[i];
-    const T shift = ridge() * trace / std::max(order, 1);
+    const T average = trace / std::max(order, 1);
     const std::int32_t *first = first_.data, *last = last_.data;
-    T* column = column_.data;  // of a leading row: 0 but for the rows that it touches
-    for (int i = 0; i < order; ++i) {
-      matrix_row(i)[i] += shift;
+    T* column = column_.data;          // of a leading row: 0 but for the rows that it touches
+    for (int i = 0; i < order; ++i) {  // a row of small coefficients has a small entry
+      inverse_.data[i] = ridge() * std::min(average, matrix_row(i)[i]);
+      matrix_row(i)[i] += inverse_.data[i];
       column[i] = 0;
     }
+    const auto invert = [&](int i) {  // no pivot is below half of what was added to it
+      return inverse_.data[i] = 1 / std::max(matrix_row(i)[i], inverse_.data[i] / 2);
+    };
     find_touched();
     for (int j = 0; j < lead_; ++j) {
-      const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+      const T inverse = invert(j);
       Span<std::int32_t> touched = {touched_.data + lead_ptr_.data[j], 0};
       int begin = order;
       for (int e = lead_ptr_.data[j]; e < lead_ptr_.data[j + 1]; ++e) {
@@ -330,7 +334,7 @@ class ReducedSystem {
     T* second = next_column_.data;
     int j = lead_;
     for (; j + 1 < order; j += 2) {
-      const T inverse = inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+      const T inverse = invert(j);
       const int end = std::max(last[j], last[j + 1]);
       for (int i = j + 1; i <= end; ++i) {
         column[i] = first[i] <= j ? matrix_row(i)[j] * inverse : T(0);
@@ -342,7 +346,7 @@ class ReducedSystem {
         }
         matrix_row(j + 1)[j] = across;
       }
-      const T other = inverse_.data[j + 1] = 1 / std::max(matrix_row(j + 1)[j + 1], shift / 2);
+      const T other = invert(j + 1);
       for (int i = j + 2; i <= end; ++i) {
         second[i] = first[i] <= j + 1 ? matrix_row(i)[j + 1] * other : T(0);
       }
@@ -356,7 +360,7 @@ class ReducedSystem {
         for (int k = j + 2; k <= i; ++k) row[k] -= entry * column[k] + entry2 * second[k];
       }
     }
-    if (j < order) inverse_.data[j] = 1 / std::max(matrix_row(j)[j], shift / 2);
+    if (j < order) invert(j);
   }
 
   // The rows after the leading ones that each of those shares a variable with, in no order.

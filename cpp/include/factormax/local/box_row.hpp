@@ -57,21 +57,28 @@ FACTORMAX_VECTOR T box_row(const BoxRow<T>& row, T lo, T hi) {
   if (lo > -std::numeric_limits<T>::max() && row.at(lo).g <= 0) return lo;
   if (hi < std::numeric_limits<T>::max() && row.at(hi).g >= 0) return hi;
 
-  T wy = 0, ww = 0, magnitude = 1;
+  T wy = 0, ww = 0, magnitude = 1, smallest = 1;
   for (int k = 0; k < row.y.size; ++k) {
     wy += row.w[k] * row.y[k];
     ww += row.w[k] * row.w[k];
+    if (row.w[k] != 0) smallest = std::min(smallest, std::fabs(row.w[k]));
     magnitude = std::max(magnitude, std::fabs(row.w[k]) * std::min(std::fabs(row.y[k]), row.h[k]));
   }
   if (ww == 0) return clip(T(0), lo, hi);
   const T tolerance = 8 * eps * std::max(magnitude, std::fabs(row.b));
+  // What is left of g moves the free entries, or the next one: small weights make that far.
+  const auto close = [&](T g, T slope) {
+    if (!(std::fabs(g) <= tolerance)) return false;
+    return g == 0 || std::fabs(g) <= tolerance * (slope > 0 ? std::sqrt(slope) : smallest) ||
+           slope >= 1;
+  };
 
   T left = lo, right = hi;
   bool bracketed = false;
   T t = clip((wy - row.b) / ww, lo, hi);
   for (int step = 0; step < 200; ++step) {
     const auto [g, slope] = row.at(t);
-    if (std::fabs(g) <= tolerance) return t;
+    if (close(g, slope)) return t;
     (g > 0 ? left : right) = t;
     T next = slope > 0 ? t + g / slope : t;
     if (!(next > left && next < right)) {
