@@ -65,6 +65,22 @@ def fuzzed_problem(seed: int) -> Problem:
     return random_problem(rng, n, factors, scale=scale)
 
 
+def tangled_problem(seed: int, scale: float) -> Problem:
+    """Hundreds of variables with constraints and more pairs: nearly a linear program."""
+    rng = np.random.default_rng([16, seed])
+    n = int(rng.integers(600, 951))
+    kinds, size = (*LOGIC, *COUNTING, "Knapsack"), int(rng.integers(3, 12))
+    factors = int(n * rng.uniform(0.2, 1.0))
+    base = random_problem(rng, n, factors, kinds, scale, max_degree=6, max_size=size)
+    pairs = []
+    for _ in range(int(n * rng.choice([0.5, 1, 2, 4]))):
+        first = int(rng.integers(n))
+        second = (first + int(rng.integers(1, (n, 30, 5)[seed % 3]))) % n
+        score = scale * rng.normal()
+        pairs.append(Term("Pair", (first, second), scores=score if seed % 6 < 3 else abs(score)))
+    return Problem(base.eta * (1 if seed % 2 else 0.1), (*base.terms, *pairs))
+
+
 def unplanted_problem(seed: int) -> Problem:
     """A random graph that may well be infeasible; one in five with masked variables."""
     rng = np.random.default_rng([8, seed])

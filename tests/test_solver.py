@@ -14,6 +14,7 @@ from problems import (
     matching,
     random_logic,
     random_problem,
+    tangled_problem,
     unplanted_problem,
 )
 
@@ -299,6 +300,16 @@ class TestOnFailure:
         assert any(solution.status[1].value.split(".")[0] in str(w.message) for w in caught)
         if options:
             assert "max_iter" in fm.Status.MAX_ITER.value
+
+
+@pytest.mark.parametrize("seed, scale", [(42, 100.0), (50, 100.0), (102, 10.0)])
+def test_large_graphs_that_are_nearly_linear_programs(seed, scale):
+    """Descent alone takes thousands of passes."""
+    built, solution = solved(tangled_problem(seed, scale))
+    assert solution.converged
+    value = built.u.value
+    assert built.fg.solve(tol=1e-10, max_iter=20_000, warm_start=solution).converged
+    np.testing.assert_allclose(value, built.u.value, rtol=0, atol=1e-5)
 
 
 def test_costs_of_very_different_size():

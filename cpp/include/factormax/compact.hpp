@@ -63,6 +63,7 @@ class CompactSolver {
     system_.most_steps = 500;  // the finish is an attempt
     result_ = Result{};
     impatient_ = certified_ = false;
+    interior_patience_ = 0;
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
     direction_.size = step_.size = mark_.size = p.m;
@@ -116,7 +117,8 @@ class CompactSolver {
     T promising = warm ? residual : first_promising();  // where the finish is tried next
     T best = residual;
     int last_gain = result.iterations, next_check = result.iterations + 24;
-    int fall_back_at = result.iterations + (impatient_ ? 0 : kPatience);
+    const int begin = result.iterations;
+    int fall_back_at = begin + (impatient_ ? 0 : kPatience);
     const bool alone = all_isolated();
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
@@ -168,9 +170,13 @@ class CompactSolver {
         if (result.iterations >= max_iter) break;
       }
       // It takes a step at least, and an evaluation of what it found.
-      if (result.iterations >= fall_back_at && interior_fits() &&
-          result.iterations + 2 <= max_iter) {
-        fall_back_at = std::numeric_limits<int>::max();
+      if (result.iterations >= fall_back_at && result.iterations + 2 <= max_iter) {
+        const int patience = std::min(interior_patience(), (max_iter - begin) / 2);
+        if (!interior_fits() || (!impatient_ && result.iterations - begin < patience)) {
+          fall_back_at = interior_fits() ? begin + patience : kNever;
+          continue;
+        }
+        fall_back_at = kNever;
         if (fall_back(max_iter - result.iterations - 1)) {
           result.status = Status::infeasible;
           return;
@@ -221,7 +227,8 @@ class CompactSolver {
   static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
   static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
   static constexpr int kStall = 12;          // passes without gain that mean rounding, near the end
-  static constexpr int kPatience = 120;  // passes before a small problem is given to the fallback
+  static constexpr int kPatience = 120;      // passes at least before the fallback is tried
+  static constexpr int kNever = std::numeric_limits<int>::max();
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
   // solution changes little when the scores grow by a factor: follow it from small scores.
@@ -235,27 +242,39 @@ class CompactSolver {
     }
     if (stages == 0 || all_isolated()) return true;
     rescale(std::pow(kStage, T(-stages)));
-    const bool small = interior_fits();
-    const int most = small ? kPatience - 20 : 200;  // passes at a stage
     for (; stages > 0; --stages) {
       // One pass is left for the scores as they are.
-      if (result_.iterations + 1 >= options_->max_iter) break;
-      minimise(T(0.1), std::min(options_->max_iter - 1, result_.iterations + most), false);
-      if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
-        return false;
+      const int most = options_->max_iter - 1;
+      for (int half = 0; half < 2; ++half) {
+        if (result_.iterations >= most) break;
+        minimise(T(0.1), std::min(most, result_.iterations + kPatience - 20), false);
+        if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
+          return false;
+        }
+        if (result_.status != Status::max_iter) break;
+        impatient_ = result_.iterations >= interior_patience() - 20;
+        if (impatient_) break;
       }
-      if (small && result_.status == Status::max_iter) {
-        impatient_ = true;
-        break;
-      }
+      if (impatient_ || result_.iterations >= most) break;
       rescale(kStage);
     }
     if (stages > 0) rescale(std::pow(kStage, T(stages)));
     return true;
   }
 
-  bool interior_fits() const {
-    return structured_ == nullptr && p_->m <= InteriorPoint<T>::kLargest;
+  bool interior_fits() { return interior_patience() != kNever; }
+
+  // Passes that take about as long as the interior point method, which is then worth a try.
+  int interior_patience() {
+    if (interior_patience_ == 0) {
+      interior_patience_ = kNever;
+      if (structured_ == nullptr && interior_.fits(*p_)) {
+        const double pass = 4.0 * p_->ptr[p_->m] + 40.0 * p_->m;
+        const double passes = interior_.work() / pass / 3;
+        interior_patience_ = static_cast<int>(clip(passes, double(kPatience), 5.0 * kPatience));
+      }
+    }
+    return interior_patience_;
   }
 
   void evaluate_at(DualPoint<T>& at) {
@@ -567,6 +586,7 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int attempted_ = 0;
+  int interior_patience_ = 0;  // 0: not known yet
   bool far_ = false, impatient_ = false, certified_ = false;
   InteriorPoint<T> interior_;
   StructuredFactors<T>* structured_ = nullptr;

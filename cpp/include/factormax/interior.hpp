@@ -2,36 +2,42 @@
 //
 //   min 1/2 ||mu - eta||^2 + hi . xi   s.t.  A mu + s - xi = b,  0 <= mu <= 1,  s, xi >= 0,
 //
-// with s = xi = 0 for equalities and xi = 0 for inequalities. It takes fifteen or so
-// factorisations whatever the scores, so it is what the compact solver falls back to on small
-// problems where descent makes no headway: nearly linear programs with hardly any free variable.
+// with s = xi = 0 for equalities and xi = 0 for inequalities. It takes twenty or so
+// factorisations whatever the scores, so it is what the compact solver falls back to
+// where descent makes no headway: nearly linear programs with hardly any free variable.
 // Its multipliers are then made exact by the usual finish.
 #pragma once
 
 #include "factormax/dual.hpp"
+#include "factormax/sparse_ldl.hpp"
 
 namespace factormax {
 
 template <class T>
 class InteriorPoint {
  public:
-  static constexpr int kLargest = 512;  // rows
-
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual(), vars = p.num_vars;
     for (Span<T>* v : {&mu_, &alpha_, &beta_, &d_mu_, &d_alpha_, &d_beta_, &rho_, &weight_}) {
       *v = ws.take<T>(vars);
     }
-    for (Span<T>* v : {&s_, &xi_, &d_x_, &d_s_, &d_xi_, &pi_, &primal_, &work_, &c_s_, &c_xi_}) {
+    for (Span<T>* v :
+         {&s_, &xi_, &d_x_, &d_s_, &d_xi_, &pi_, &primal_, &work_, &c_s_, &c_xi_, &elasticity_}) {
       *v = ws.take<T>(rows);
     }
     c_alpha_ = ws.take<T>(vars);
     c_beta_ = ws.take<T>(vars);
     dual_ = ws.take<T>(vars);
-    // Masks may leave few rows of many.
-    const std::int64_t most = std::min(rows, kLargest);
-    matrix_ = ws.take<T>(most * most);
+    r_mu_ = ws.take<T>(vars);
+    r_x_ = ws.take<T>(rows);
+    system_.allocate(p, ws);
   }
+
+  // Whether its matrix can be factorised: to be asked before the first `solve` of an instance.
+  bool fits(const Instance<T>& p) { return system_.analyse(p); }
+
+  // Multiplications of all steps, about.
+  double work() const { return 20 * system_.multiplications(); }
 
   // Writes the scaled multipliers into x; returns the number of passes, at most `budget`.
   int solve(const Instance<T>& p, int budget, Span<T> x) {
@@ -76,6 +82,9 @@ class InteriorPoint {
   }
 
  private:
+  // A row is at least so elastic in the factors: none of its own may stand between its variables.
+  static constexpr T kLeast = std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-3);
+
   // A pair without a score costs nothing: its multiplier stays 0.
   bool fixed(int r) const { return p_->hi[r] == 0; }
   bool has_slack(int r) const { return p_->lo[r] == 0 && !fixed(r); }
@@ -132,27 +141,17 @@ class InteriorPoint {
     return sum / std::max(count, 1);
   }
 
-  // weight = 1 / (1 + alpha / mu + beta / (1 - mu));  the Cholesky factor of A weight A^T + E
+  // weight = 1 + alpha / mu + beta / (1 - mu), and the factors of [weight A^T; A -elasticity].
   void factorise() {
     const Instance<T>& p = *p_;
     for (int j = 0; j < p.n; ++j) {
-      weight_[j] = 1 / (1 + alpha_[j] / mu_[j] + beta_[j] / (1 - mu_[j]));
+      weight_[j] = 1 + alpha_[j] / mu_[j] + beta_[j] / (1 - mu_[j]);
     }
-    const int m = p.m;
-    T* matrix = matrix_.data;
-    std::fill(matrix, matrix + static_cast<std::int64_t>(m) * m, T(0));
-    for (int j = 0; j < p.n; ++j) {
-      for (int a = p.var_ptr[j]; a < p.var_ptr[j + 1]; ++a) {
-        const int r = p.var_row[a];
-        const T left = p.coef[p.var_entry[a]] * p.scale[r] * weight_[j];
-        T* row = matrix + static_cast<std::int64_t>(r) * m;
-        for (int b = p.var_ptr[j]; b <= a; ++b) {
-          row[p.var_row[b]] += left * p.coef[p.var_entry[b]] * p.scale[p.var_row[b]];
-        }
-      }
+    for (int r = 0; r < p.m; ++r) {
+      elasticity_[r] = elasticity(r);
+      work_[r] = std::max(elasticity_[r], kLeast);
     }
-    for (int r = 0; r < m; ++r) matrix[static_cast<std::int64_t>(r) * m + r] += elasticity(r);
-    cholesky(m);
+    system_.factorise(Span<const T>(weight_), Span<const T>(work_));
   }
 
   T elasticity(int r) const {
@@ -164,59 +163,36 @@ class InteriorPoint {
 
   static T tiny() { return std::numeric_limits<T>::min() * 1e10f; }
 
-  FACTORMAX_VECTOR void cholesky(int m) {
-    T* matrix = matrix_.data;
-    for (int i = 0; i < m; ++i) {
-      T* row_i = matrix + static_cast<std::int64_t>(i) * m;
-      const T shift = 64 * std::numeric_limits<T>::epsilon() * row_i[i];
-      for (int j = 0; j <= i; ++j) {
-        const T* row_j = matrix + static_cast<std::int64_t>(j) * m;
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < j; ++k) sum += row_i[k] * row_j[k];
-        if (j < i) {
-          row_i[j] = (row_i[j] - sum) / row_j[j];
-        } else {
-          // A row that depends on the others gets a huge pivot: its multiplier stays.
-          const T pivot = row_i[i] - sum;
-          row_i[i] = pivot > shift ? std::sqrt(pivot) : T(1e30);
-        }
-      }
-    }
-  }
-
   void direction() {
     const Instance<T>& p = *p_;
-    const int m = p.m;
     for (int j = 0; j < p.n; ++j) {
       rho_[j] = dual_[j] + c_alpha_[j] / mu_[j] - c_beta_[j] / (1 - mu_[j]);
-      d_mu_[j] = weight_[j] * rho_[j];
+      d_mu_[j] = 0;
     }
-    row_products(p, d_mu_.data, d_x_.data);
-    for (int r = 0; r < m; ++r) {
+    for (int r = 0; r < p.m; ++r) {
       pi_[r] = primal_[r];
       if (has_slack(r)) pi_[r] -= c_s_[r] / std::max(below(r), tiny());
       if (has_excess(r)) pi_[r] += c_xi_[r] / std::max(above(r), tiny());
-      d_x_[r] = p.scale[r] * d_x_[r] - pi_[r];
+      d_x_[r] = 0;
     }
-    const T* matrix = matrix_.data;
-    for (int i = 0; i < m; ++i) {
-      const T* row = matrix + static_cast<std::int64_t>(i) * m;
-      d_x_[i] = (d_x_[i] - dot(Span<const T>{row, i}, Span<const T>{d_x_.data, i})) / row[i];
+    // The first solution is that of a matrix with more elastic rows; the others make up for it.
+    for (int refinement = 0; refinement < 3; ++refinement) {
+      row_products(p, d_mu_.data, r_x_.data);
+      for (int r = 0; r < p.m; ++r) {
+        const T stretch = d_x_[r] == 0 ? T(0) : elasticity_[r] * d_x_[r];
+        r_x_[r] = pi_[r] - p.scale[r] * r_x_[r] + stretch;
+      }
+      for (int j = 0; j < p.n; ++j) r_mu_[j] = rho_[j] - weight_[j] * d_mu_[j];
+      add_rows(p, T(-1), d_x_.data, r_mu_.data, work_.data);
+      system_.solve(r_mu_, r_x_);
+      axpy(T(1), Span<const T>(r_mu_.first(p.n)), d_mu_.first(p.n));
+      axpy(T(1), Span<const T>(r_x_.first(p.m)), d_x_.first(p.m));
     }
-    for (int i = m - 1; i >= 0; --i) {
-      const T* row = matrix + static_cast<std::int64_t>(i) * m;
-      d_x_[i] /= row[i];
-      axpy(-d_x_[i], Span<const T>{row, i}, Span<T>{d_x_.data, i});
-    }
-    for (int j = 0; j < p.n; ++j) d_mu_[j] = rho_[j];
-    add_rows(p, T(-1), d_x_.data, d_mu_.data, work_.data);
     for (int j = 0; j < p.n; ++j) {
-      d_mu_[j] *= weight_[j];
       d_alpha_[j] = (c_alpha_[j] - alpha_[j] * d_mu_[j]) / mu_[j];
       d_beta_[j] = (c_beta_[j] + beta_[j] * d_mu_[j]) / (1 - mu_[j]);
     }
-    for (int r = 0; r < m; ++r) {
+    for (int r = 0; r < p.m; ++r) {
       d_s_[r] = has_slack(r) ? (c_s_[r] - s_[r] * d_x_[r]) / std::max(below(r), tiny()) : T(0);
       d_xi_[r] = has_excess(r) ? (c_xi_[r] + xi_[r] * d_x_[r]) / std::max(above(r), tiny()) : T(0);
     }
@@ -272,7 +248,8 @@ class InteriorPoint {
   Span<T> mu_, alpha_, beta_, s_, xi_;                  // the point
   Span<T> d_mu_, d_alpha_, d_beta_, d_x_, d_s_, d_xi_;  // its direction
   Span<T> c_alpha_, c_beta_, c_s_, c_xi_;               // wanted changes of the products
-  Span<T> primal_, dual_, rho_, pi_, weight_, work_, matrix_;
+  Span<T> primal_, dual_, rho_, pi_, r_mu_, r_x_, weight_, elasticity_, work_;
+  SparseLdl<T> system_;
 };
 
 }  // namespace factormax
