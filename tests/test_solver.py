@@ -312,6 +312,20 @@ def test_large_graphs_that_are_nearly_linear_programs(seed, scale):
     np.testing.assert_allclose(value, built.u.value, rtol=0, atol=1e-5)
 
 
+def test_many_pairs_in_single_precision():
+    """A variable in many pairs keeps its digits, and takes about the passes of double."""
+    for seed in range(3):
+        problem = full_mrf(np.random.default_rng(seed), 159, 5.0)
+        scores, own = problem.eta, np.array(problem.pair_scores)
+        passes = []
+        for dtype in (np.float32, np.float64):
+            fg = build(problem, scores.astype(dtype), pair_scores=own.astype(dtype)).fg
+            solution = fg.solve()
+            assert solution.converged
+            passes.append(int(solution.iterations))
+        assert passes[0] <= 2 * passes[1]
+
+
 def test_costs_of_very_different_size():
     """Converged means that every variable is right, whatever its cost beside the largest."""
     compared = 0

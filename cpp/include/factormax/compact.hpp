@@ -289,6 +289,7 @@ class CompactSolver {
     Instance<T>& p = *p_;
     if (structured_ != nullptr) structured_->rescale(ratio);
     for (int j = 0; j < p.n; ++j) p.eta[j] *= ratio;
+    for (int j = 0; p.wide && j < p.n; ++j) p.eta_low[j] *= ratio;
     for (int r = p.hard; r < p.m; ++r) p.hi[r] *= ratio;
     follow_scores(ratio);
   }

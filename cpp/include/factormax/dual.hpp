@@ -127,10 +127,32 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
   }
 }
 
+// The same as below, added up in double.
+template <class T>
+void wide_reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z, Span<T> work) {
+  double* sum = p.wide_sum.data;
+  const std::int32_t* col = p.col.data;
+  const T* coef = p.coef.data;
+  for (int j = 0; j < p.n; ++j) sum[j] = double(p.eta.data[j]) + double(p.eta_low.data[j]);
+  for (int r = 0; r < p.m; ++r) work.data[r] = x.data[r] * p.scale.data[r];
+  for (int r = 0; r < p.hard; ++r) {
+    const double t = work.data[r];
+    for (int k = p.ptr.data[r]; k < p.ptr.data[r + 1]; ++k) sum[col[k]] -= coef[k] * t;
+  }
+  for (int r = p.hard, k = p.ptr.data[p.hard]; r < p.links; ++r, k += 2) {
+    const double t = work.data[r];
+    sum[col[k]] -= coef[k] * t;
+    sum[col[k + 1]] -= coef[k + 1] * t;
+  }
+  for (int r = p.links; r < p.m; ++r) sum[col[p.ptr.data[r]]] -= double(work.data[r]);
+  for (int j = 0; j < p.n; ++j) z.data[j] = T(sum[j]);
+}
+
 // z = eta - A^T tau
 template <class T>
 FACTORMAX_INLINE void reduced_scores(const Instance<T>& p, Span<const T> x, Span<T> z,
                                      Span<T> work) {
+  if (p.wide) return wide_reduced_scores(p, x, z, work);
   std::copy(p.eta.data, p.eta.data + p.n, z.data);
   add_rows(p, T(-1), x.data, z.data, work.data);
 }

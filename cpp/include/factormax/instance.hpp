@@ -37,6 +37,7 @@ struct Instance {
   int links = 0;  // those before `links` are soft (pairs), the others tie a link to mu
   int num_blocks = 0;
   bool complete = false;   // all variables of the Problem are present: var is the identity
+  bool wide = false;       // float loses its digits in sums over so many pairs: add up in double
   bool consistent = true;  // false: some row alone, or a structured factor, can't hold
   int refuted = -1;        // the row of the Problem that can't, and the multiplier that proves it
   T refuting = 0;
@@ -54,6 +55,8 @@ struct Instance {
   Span<T> lo, hi;          // bounds of the scaled multiplier x = ||a|| tau
   Span<T> scale;           // 1 / ||a||; of links, what makes their curvature about 1
   Span<T> eta;             // scores, with the linear part of the pairs
+  Span<T> eta_low;         // what of those is lost to rounding, if `wide`
+  Span<double> wide_sum;   // (n,) scratch, if `wide`
   Span<T> pair_shift;      // (m - hard,) the linear part that soft row added to its second variable
   Span<std::int32_t> var;  // variable of the Problem
   Span<std::int32_t> row;  // row of the Problem (R + p for pair p)
@@ -91,6 +94,10 @@ struct Instance {
     scale = ws.take<T>(rows);
     eta = ws.take<T>(p.num_vars);
     pair_shift = ws.take<T>(p.num_pairs);
+    if (can_be_wide(p)) {
+      eta_low = ws.take<T>(p.num_vars);
+      wide_sum = ws.take<double>(p.num_vars);
+    }
     var = ws.take<std::int32_t>(p.num_vars);
     row = ws.take<std::int32_t>(rows);
     block = ws.take<Block>(p.num_rows + p.num_pairs);
@@ -366,6 +373,8 @@ struct Instance {
   void add_pairs(const Problem<T>& p, std::int64_t i) {
     const T* s = p.eta_v.at(i);
     constant = 0;
+    wide = can_be_wide(p);
+    if (wide) std::copy(eta.data, eta.data + n, wide_sum.data);
     for (int q = 0; q < p.num_pairs; ++q) {
       const std::int32_t j1 = new_var[p.pair_var[2 * q]], j2 = new_var[p.pair_var[2 * q + 1]];
       if (j1 < 0 || j2 < 0) {
@@ -386,8 +395,7 @@ struct Instance {
       const T shift = attractive ? s[q] * sign2 : T(0);
       pair_shift[m - hard] = shift;
       if (attractive) constant += double(s[q]) * n2;
-      const T most = std::numeric_limits<T>::max();
-      eta[j2] = clip(eta[j2] + shift, -most, most);
+      add_score(j2, shift);
       lo[m] = 0;
       norm[m] = T(1.41421356237309504880);
       scale[m] = T(0.70710678118654752440);
@@ -399,6 +407,23 @@ struct Instance {
       block[num_blocks++] = {BlockKind::row, m, 1, p.block_isolated[p.num_blocks + q] != 0};
       ptr[++m] = e + 2;
     }
+    if (!wide) return;
+    for (int j = 0; j < n; ++j) {
+      const double most = std::numeric_limits<T>::max(), sum = clip(wide_sum[j], -most, most);
+      eta[j] = T(sum);
+      eta_low[j] = T(sum - double(eta[j]));
+    }
+  }
+
+  // Whether a variable is in so many pairs, on average, that sums over them need double.
+  static bool can_be_wide(const Problem<T>& p) {
+    return std::numeric_limits<T>::digits <= 24 && p.num_pairs >= 8 * p.num_vars;
+  }
+
+  void add_score(int j, T score) {
+    const T most = std::numeric_limits<T>::max();
+    eta[j] = clip(eta[j] + score, -most, most);
+    if (wide) wide_sum[j] += double(score);
   }
 
   // A pair with one end masked: if that literal is a negation it is true, and the score is that of
@@ -408,8 +433,7 @@ struct Instance {
     const int here = j1 < 0 ? 1 : 0;
     const std::int32_t j = here == 0 ? j1 : j2;
     if (j < 0 || negated[1 - here] == 0) return;
-    const T most = std::numeric_limits<T>::max();
-    eta[j] = clip(eta[j] + (negated[here] != 0 ? -score : score), -most, most);
+    add_score(j, negated[here] != 0 ? -score : score);
     constant += double(score) * negated[here];
     largest_score = std::max(largest_score, std::fabs(score));
     top_score = std::max(top_score, std::fabs(score));

@@ -129,6 +129,7 @@ class ProximalSolver {
 
   void scale_scores(Instance<T>& p, T t) const {
     for (int j = 0; j < p.n; ++j) p.eta[j] = t * eta_[j] + center_[j];
+    p.wide = false;  // that is rounded itself
     for (int r = p.hard; r < p.links; ++r) p.hi[r] = t * hi_[r];
   }
 
