@@ -354,13 +354,14 @@ class CompactSolver {
     T largest = 0;
 #pragma omp simd reduction(max : largest)
     for (int r = 0; r < p_->m; ++r) {
-      const T size = p_->uneven.data[r] ? T(0) : std::fabs(x[r]) * scale[r];
+      const T size = std::fabs(x[r]) * scale[r];
       largest = size > largest ? size : largest;
     }
     if (p_->num_uneven > 0) {
-      for_uneven([&](int r) {
+      largest = 0;
+      for (int r = 0; r < p_->m; ++r) {
         largest = std::max(largest, std::fabs(x[r]) * scale[r] * row_unit(*p_, now_, r));
-      });
+      }
     }
     return 4 * eps * (1 + largest);
   }

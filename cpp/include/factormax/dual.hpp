@@ -273,8 +273,7 @@ FACTORMAX_VECTOR void evaluate_rows(const Instance<T>& p, DualPoint<T>& at) {
 // ones, together by as much; where none is free, the next one to become so, which may be the one
 // with the smallest coefficient.
 template <class T>
-T row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
-  if (!p.uneven[r]) return 1;
+T uneven_row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
   const bool up = at.g[r] > 0;  // a . mu is too small
   T squares = 0, smallest = 1;
   for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
@@ -288,19 +287,28 @@ T row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
   return squares > 0 ? std::min(std::sqrt(squares), T(1)) : smallest;
 }
 
-// What a row lacks to be optimal: what it is violated by or, if it has slack, that or its
-// multiplier, whichever is smaller. In units of variables.
 template <class T>
-T row_lack(const Instance<T>& p, const DualPoint<T>& at, int r) {
-  // Never form x - g: far out it would round to x.
-  const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
-  const T lack = std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
-  if (!p.uneven[r] || lack == 0) return lack;
+FACTORMAX_INLINE T row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
+  return p.uneven.data[r] ? uneven_row_unit(p, at, r) : T(1);
+}
+
+template <class T>
+T uneven_row_lack(const Instance<T>& p, const DualPoint<T>& at, int r) {
   T size = std::fabs(p.rhs[r]);
   for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) size += std::fabs(p.coef[k]) * at.mu[p.col[k]];
   const T rounding = 4 * std::numeric_limits<T>::epsilon() * size;
-  const T moved = std::max(std::fabs(g) * p.norm[r] - rounding, T(0)) / row_unit(p, at, r);
-  return std::max(std::min(moved, g > 0 ? down : -up), lack);
+  const T moved = std::max(std::fabs(at.g[r]) * p.norm[r] - rounding, T(0)) / row_unit(p, at, r);
+  return std::min(moved, at.g[r] > 0 ? at.x[r] - p.lo[r] : p.hi[r] - at.x[r]);
+}
+
+// What a row lacks to be optimal: what it is violated by or, if it has slack, that or its
+// multiplier, whichever is smaller. In units of variables.
+template <class T>
+FACTORMAX_INLINE T row_lack(const Instance<T>& p, const DualPoint<T>& at, int r) {
+  // Never form x - g: far out it would round to x.
+  const T g = at.g[r], down = at.x[r] - p.lo[r], up = at.x[r] - p.hi[r];
+  const T lack = std::fabs(std::max(std::min(g, down), up)) * p.norm[r];
+  return p.uneven.data[r] && lack > 0 ? std::max(uneven_row_lack(p, at, r), lack) : lack;
 }
 
 // phi at an evaluated point; h(z) = mu z - w mu^2 / 2

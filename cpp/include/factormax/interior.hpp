@@ -149,9 +149,20 @@ class InteriorPoint {
     }
     for (int r = 0; r < p.m; ++r) {
       elasticity_[r] = elasticity(r);
-      work_[r] = std::max(elasticity_[r], kLeast);
+      work_[r] = std::max(elasticity_[r], least_elasticity(r));
     }
     system_.factorise(Span<const T>(weight_), Span<const T>(work_));
+  }
+
+  // Small beside what the variables give way by, be it one of a small coefficient.
+  T least_elasticity(int r) const {
+    const Instance<T>& p = *p_;
+    if (!p.uneven[r]) return kLeast;
+    T smallest = 1;
+    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
+      smallest = std::min(smallest, std::fabs(p.coef[k]) * p.scale[r]);
+    }
+    return kLeast * smallest * smallest;
   }
 
   T elasticity(int r) const {
