@@ -1,23 +1,27 @@
 """LP-MAP and exact decoding on real instances: value, bound, nodes and time of each.
 
-UAI instances (values are logarithms) and the OR-Library assignment problems, as one `Matching` and
-as rows and columns. The data are read from the folder FACTORMAX_DATA, by default ../shared/data.
+UAI instances (values are logarithms), the OR-Library assignment problems, as one `Matching` and as
+rows and columns, and random pairs: all pairs of 60 variables, and a restricted Boltzmann machine of
+500 and 784. The data are read from the folder FACTORMAX_DATA, by default ../shared/data.
 No row is printed unless its answer stands: the value is worked out again from the tables of the
-file, no bound is below the best value, and an assignment costs what SciPy says.
+file, no bound is below the best value, and an assignment costs what SciPy says. For random pairs
+there is also what simple search finds: one variable at a time, from all off, while that improves.
 
-`python -m benchmarks.decoding --time-limit 60 --only grids` runs this section alone.
+`python -m benchmarks.decoding --time-limit 60 --only grids` runs this section alone; with
+`--json FILE` its numbers are written too, one instance after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +56,7 @@ class Result:
     nodes: int
     decode_s: float
     proved: bool
+    flips: float = float("nan")  # what simple search finds
 
 
 def measure(
@@ -167,28 +172,93 @@ def assignment_results(time_limit: float, only: str) -> Iterator[Result]:
             yield result
 
 
+def pair_results(time_limit: float, only: str) -> Iterator[Result]:
+    """Random pairs: where the relaxation says little."""
+    for seed in range(5):
+        name = f"dense pairs of 60, seed {seed}"
+        if only in name:
+            rng = np.random.default_rng(seed)
+            first, second = np.triu_indices(60, 1)
+            pairs = rng.normal(size=len(first))
+            yield of_pairs(name, np.zeros(60), first, second, pairs, time_limit)
+    for scale in (0.1, 1.0):
+        name = f"Boltzmann machine 500 x 784, scale {scale:g}"
+        if only in name:
+            rng = np.random.default_rng(0)
+            first, second = np.indices((500, 784)).reshape(2, -1)
+            pairs = scale * rng.normal(size=len(first))
+            scores = rng.normal(size=500 + 784)
+            yield of_pairs(name, scores, first, 500 + second, pairs, time_limit)
+
+
+def of_pairs(
+    name: str,
+    scores: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    pairs: np.ndarray,
+    time_limit: float,
+) -> Result:
+    progress(name)
+    start = time.perf_counter()
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.Pair(u[first], u[second], pairs))
+    build_s = time.perf_counter() - start
+
+    def score() -> float:
+        x = np.asarray(u.value)
+        return float(scores @ x + (pairs * x[first] * x[second]).sum())
+
+    result = measure(name, build_s, fg, 0.0, score, time_limit)
+    return replace(result, flips=one_flip(scores, first, second, pairs))
+
+
+def one_flip(scores: np.ndarray, first: np.ndarray, second: np.ndarray, pairs: np.ndarray) -> float:
+    """The value where no single flip improves, from all off, by the best flip each time."""
+    n = len(scores)
+    weight = np.zeros((n, n))
+    weight[first, second] = weight[second, first] = pairs
+    x, gain, value = np.zeros(n), scores.copy(), 0.0
+    while (step := (1 - 2 * x) * gain).max() > 1e-12:
+        j = int(np.argmax(step))
+        value += step[j]
+        gain += (1 - 2 * x[j]) * weight[j]
+        x[j] = 1 - x[j]
+    return value
+
+
 def progress(name: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
 
 
-def run(time_limit: float, only: str = "") -> Section:
-    """Both sets, as tables and as numbers; only: a part of the names wanted."""
-    if not DATA.is_dir():
-        return f"No data in {DATA}: set FACTORMAX_DATA to their folder.\n", {}
+def run(time_limit: float, only: str = "", file: Path | None = None) -> Section:
+    """All sets, as tables and as numbers; only: a part of the names wanted."""
     texts, record = [], {}
-    for title, results in (
-        ("UAI instances (log values)", uai_results(time_limit, only)),
-        ("OR-Library assignment (minus the cost)", assignment_results(time_limit, only)),
-    ):
-        found = list(results)
+    sets: list[tuple[str, Callable[[float, str], Iterator[Result]]]] = [
+        ("Random pairs", pair_results)
+    ]
+    if DATA.is_dir():
+        sets += [
+            ("UAI instances (log values)", uai_results),
+            ("OR-Library assignment (minus the cost)", assignment_results),
+        ]
+    else:
+        texts.append(f"No data in {DATA}: set FACTORMAX_DATA to their folder.\n")
+    for title, results in sets:
+        found = []
+        for result in results(time_limit, only):
+            found.append(result)
+            record[result.name] = asdict(result)
+            if file is not None:
+                file.write_text(json.dumps(record, indent=1))
         header = ["", "variables", "factors", "build s", "LP value", "LP bound", "LP s", "LP"]
-        header += ["value", "bound", "nodes", "s", "proved"]
+        header += ["value", "bound", "nodes", "s", "proved", "flips"]
         rows: list[list[object]] = [row(result) for result in found]
         proved = sum(r.proved for r in found)
         text = f"{title}: {proved} of {len(found)} proved, at most {time_limit:g} s each"
         if found:
             texts.append(table(text, header, rows))
-        record |= {r.name: asdict(r) for r in found}
     return "\n".join(texts), record
 
 
@@ -200,6 +270,7 @@ def row(r: Result) -> list[object]:
         *[r.name, r.variables, r.factors, f"{r.build_s:.3f}"],
         *[*numbers, f"{r.lp_s:.2f}", status],
         *[*best, r.nodes, f"{r.decode_s:.2f}", "yes" if r.proved else ""],
+        "" if np.isnan(r.flips) else f"{r.flips:.6f}",
     ]
 
 
@@ -215,8 +286,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="an instance")
     parser.add_argument("--only", default="", metavar="TEXT", help="names that contain this")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for the numbers")
     args = parser.parse_args()
-    print(run(args.time_limit, args.only)[0])
+    print(run(args.time_limit, args.only, args.json)[0])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@
 #endif
 
 #include "factormax/batch.hpp"
+#include "factormax/local_search.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/structured/oracle.hpp"
 #include "factormax/structured/row_form.hpp"
@@ -544,12 +545,13 @@ template <class T>
 std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const T> warm,
                                 nb::object callbacks, Vector<std::int32_t> fault, int method,
                                 double tol, int max_iter, int max_inner_iter, double step_size,
-                                int by_rows, Matrix<T> mu, Matrix<T> mu_v, Matrix<T> tau,
-                                Matrix<std::int8_t> var_side, Matrix<std::int8_t> row_side,
-                                Vector<double> objective, Vector<double> primal_residual,
-                                Vector<double> dual_residual, Vector<std::int32_t> iterations,
-                                Vector<std::int32_t> status, Vector<std::int32_t> oracle_calls,
-                                Vector<double> upper_bound, Vector<std::uint8_t> integral) {
+                                int by_rows, double seconds, Matrix<T> mu, Matrix<T> mu_v,
+                                Matrix<T> tau, Matrix<std::int8_t> var_side,
+                                Matrix<std::int8_t> row_side, Vector<double> objective,
+                                Vector<double> primal_residual, Vector<double> dual_residual,
+                                Vector<std::int32_t> iterations, Vector<std::int32_t> status,
+                                Vector<std::int32_t> oracle_calls, Vector<double> upper_bound,
+                                Vector<std::uint8_t> integral) {
   Problem<T> p = FACTORMAX_PROBLEM;
   const Callbacks functions(callbacks, p.structured.count);
   functions.give_to(p);
@@ -586,6 +588,12 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
   if (warm) start = batched(*warm, batch, rows, "warm");
   factormax::Control control;
   control.poll = &poll_signals;
+  require(seconds >= 0, "seconds must not be negative");
+  if (seconds < 1e9) {
+    const std::chrono::duration<double> left(seconds);
+    using Clock = factormax::Control::Clock;
+    control.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(left);
+  }
   factormax::FoundStructures found;
   without_gil([&] {
     factormax::solve_batch<T>(p, static_cast<std::int64_t>(batch),
@@ -699,11 +707,116 @@ best_structures(int kind, Vector<const std::int32_t> shape, Matrix<const double>
   return {as_array(std::move(on)), as_array(std::move(features)), as_array(std::move(found))};
 }
 
+// A local search with its model, which is copied nowhere: the arrays are kept alive.
+class Search {
+ public:
+  Search(Vector<const std::int32_t> state_ptr, Vector<const double> score,
+         Vector<const std::uint8_t> allowed, Vector<const std::int32_t> scope_ptr,
+         Vector<const std::int32_t> scope, Vector<const std::int64_t> table_ptr,
+         Vector<const double> table, Vector<const std::int32_t> row_ptr,
+         Vector<const std::int32_t> row_state, Vector<const double> coef, Vector<const double> rhs,
+         Vector<const std::uint8_t> equal)
+      : kept_{state_ptr, score,   allowed,   scope_ptr, scope, table_ptr,
+              table,     row_ptr, row_state, coef,      rhs,   equal} {
+    const std::size_t states = score.shape(0), rows = rhs.shape(0);
+    require_offsets(state_ptr, states, "state_ptr");
+    require_offsets(scope_ptr, scope.shape(0), "scope_ptr");
+    require_offsets(row_ptr, row_state.shape(0), "row_ptr");
+    const std::size_t units = state_ptr.shape(0) - 1, tables = scope_ptr.shape(0) - 1;
+    for (std::size_t u = 0; u < units; ++u) {
+      require(state_ptr(u) < state_ptr(u + 1), "a unit has no states");
+    }
+    require(allowed.shape(0) == states && row_ptr.shape(0) == rows + 1 && equal.shape(0) == rows &&
+                coef.shape(0) == row_state.shape(0) && table_ptr.shape(0) == tables + 1 &&
+                table_ptr(0) == 0,
+            "an array of the search has the wrong shape");
+    require_range(scope.data(), scope.size(), static_cast<std::int32_t>(units), "scope");
+    require_range(row_state.data(), row_state.size(), static_cast<std::int32_t>(states),
+                  "row_state");
+    const std::int64_t limit = static_cast<std::int64_t>(table.shape(0));
+    for (std::size_t f = 0; f < tables; ++f) {
+      std::int64_t size = 1;
+      for (int k = scope_ptr(f); k < scope_ptr(f + 1) && size <= limit; ++k) {
+        size *= state_ptr(scope(k) + 1) - state_ptr(scope(k));
+      }
+      require(table_ptr(f + 1) - table_ptr(f) == size && table_ptr(f + 1) <= limit,
+              "a table has the wrong size");
+    }
+    require(factormax::all_finite(score.data(), static_cast<std::int64_t>(states)) &&
+                factormax::all_finite(table.data(), limit) &&
+                factormax::all_finite(coef.data(), static_cast<std::int64_t>(coef.shape(0))) &&
+                factormax::all_finite(rhs.data(), static_cast<std::int64_t>(rows)),
+            "the numbers of the search must be finite");
+    model_.num_units = static_cast<int>(units);
+    model_.num_states = static_cast<int>(states);
+    model_.num_tables = static_cast<int>(tables);
+    model_.num_rows = static_cast<int>(rows);
+    model_.state_ptr = state_ptr.data();
+    model_.score = score.data();
+    model_.allowed = allowed.data();
+    model_.scope_ptr = scope_ptr.data();
+    model_.scope = scope.data();
+    model_.table_ptr = table_ptr.data();
+    model_.table = table.data();
+    model_.row_ptr = row_ptr.data();
+    model_.row_state = row_state.data();
+    model_.coef = coef.data();
+    model_.rhs = rhs.data();
+    model_.equal = equal.data();
+    factormax::Workspace counter;
+    search_.allocate(model_, counter);
+    workspace_ = std::make_unique<factormax::Workspace>(counter.used());
+    if (!workspace_->valid()) throw std::bad_alloc();
+    search_.allocate(model_, *workspace_);
+    search_.prepare();
+  }
+
+  // Improves the states x in place; returns whether all rows hold.
+  bool run(Vector<std::int32_t> x, Vector<const std::uint8_t> movable, std::int64_t work,
+           std::uint64_t seed) {
+    check_states(x.data(), x.shape(0));
+    require(movable.shape(0) == x.shape(0), "movable has the wrong shape");
+    bool hold = false;
+    without_gil([&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      hold = search_.run(x.data(), movable.data(), work, seed);
+    });
+    return hold;
+  }
+
+  void conditional(Vector<const std::int32_t> x, Vector<double> out) {
+    check_states(x.data(), x.shape(0));
+    require(out.shape(0) == static_cast<std::size_t>(model_.num_states), "out: the wrong shape");
+    without_gil([&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      search_.conditional(x.data(), out.data());
+    });
+  }
+
+ private:
+  void check_states(const std::int32_t* x, std::size_t size) const {
+    require(size == static_cast<std::size_t>(model_.num_units), "x has the wrong shape");
+    for (int u = 0; u < model_.num_units; ++u) {
+      require(x[u] >= 0 && x[u] < model_.states(u), "x holds a state out of range");
+    }
+  }
+
+  std::tuple<Vector<const std::int32_t>, Vector<const double>, Vector<const std::uint8_t>,
+             Vector<const std::int32_t>, Vector<const std::int32_t>, Vector<const std::int64_t>,
+             Vector<const double>, Vector<const std::int32_t>, Vector<const std::int32_t>,
+             Vector<const double>, Vector<const double>, Vector<const std::uint8_t>>
+      kept_;
+  factormax::SearchModel model_;
+  std::unique_ptr<factormax::Workspace> workspace_;
+  factormax::LocalSearch search_;
+  std::mutex mutex_;
+};
+
 template <class T>
 void bind(nb::module_& m) {
   m.def("solve", &solve<T>, FACTORMAX_BATCH_NAMES, "warm"_a.none(), "callbacks"_a.none(),
         "fault"_a.noconvert(), "method"_a, "tol"_a, "max_iter"_a, "max_inner_iter"_a, "step_size"_a,
-        "by_rows"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(),
+        "by_rows"_a, "seconds"_a, "mu"_a.noconvert(), "mu_v"_a.noconvert(), "tau"_a.noconvert(),
         "var_side"_a.noconvert(), "row_side"_a.noconvert(), "objective"_a.noconvert(),
         "primal_residual"_a.noconvert(), "dual_residual"_a.noconvert(), "iterations"_a.noconvert(),
         "status"_a.noconvert(), "oracle_calls"_a.noconvert(), "upper_bound"_a.noconvert(),
@@ -752,6 +865,18 @@ NB_MODULE(_core, m) {
           "block_ptr"_a, "block_kind"_a, "block_isolated"_a, "oracle_kind"_a, "oracle_linked"_a,
           "oracle_var_ptr"_a, "oracle_var"_a, "oracle_shape_ptr"_a, "oracle_shape"_a,
           "oracle_score_ptr"_a);
+  nb::class_<Search>(m, "LocalSearch", "A local search over units with states.")
+      .def(nb::init<Vector<const std::int32_t>, Vector<const double>, Vector<const std::uint8_t>,
+                    Vector<const std::int32_t>, Vector<const std::int32_t>,
+                    Vector<const std::int64_t>, Vector<const double>, Vector<const std::int32_t>,
+                    Vector<const std::int32_t>, Vector<const double>, Vector<const double>,
+                    Vector<const std::uint8_t>>(),
+           "state_ptr"_a, "score"_a, "allowed"_a, "scope_ptr"_a, "scope"_a, "table_ptr"_a,
+           "table"_a, "row_ptr"_a, "row_state"_a, "coef"_a, "rhs"_a, "equal"_a)
+      .def("run", &Search::run, "x"_a.noconvert(), "movable"_a, "work"_a, "seed"_a,
+           "Improve the states x in place; returns whether all rows hold.")
+      .def("conditional", &Search::conditional, "x"_a, "out"_a.noconvert(),
+           "The score of each state given the states x of all other units.");
   bind<double>(m);
   bind<float>(m);
   m.def("best_structures", &best_structures, "kind"_a, "shape"_a, "eta_u"_a, "eta_v"_a, "param"_a,

@@ -160,6 +160,11 @@ class Oracles:
             score_ptr=_offsets(each([e.num_scores for e in chosen])),
         )
 
+    def number(self, place: int) -> tuple[int, int]:
+        """The factor of the graph that one of them belongs to, and which of its k it is."""
+        position = int(self.positions[place])
+        return position, place - int(np.searchsorted(self.positions, position))
+
     @property
     def num_scores(self) -> int:
         """Of all of them, per instance."""

@@ -222,7 +222,7 @@ class _Instance:
         for s in self.structured:
             touched = v[s.var] if s.links is None else y[s.links]
             if s.place in needed and np.any(touched != 0):
-                places.add((s.position, 0))
+                places.add(self.graph.oracles.number(s.place))
         return sorted(places)
 
     def fewer(self, y: FloatArray, needed: set[int]) -> FloatArray:

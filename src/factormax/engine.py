@@ -7,6 +7,7 @@ solver object to keep alive.
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -59,6 +60,7 @@ class Options:
     linear: bool = False  # LP-MAP
     surrogate: str | None = None  # the gradient of an LP-MAP answer
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
+    deadline: float | None = None  # of time.monotonic: no pass of LP-MAP begins after it
     list_structures: bool = False  # never solve by rows, which find marginals without them
 
     @property
@@ -280,6 +282,7 @@ def _solve_with(
         options.max_inner_iter,
         options.step_size,
         _by_rows(options),
+        np.inf if options.deadline is None else max(options.deadline - time.monotonic(), 0.0),
         *raw.outputs(),
     )
     if fault[1]:

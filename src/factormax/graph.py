@@ -318,11 +318,13 @@ class FactorGraph:
         """Finds the best structure, exactly: branch and bound over the LP-MAP relaxation.
 
         `u.value` is then a 0/1 assignment that satisfies all factors. The solution has also
-        `optimal` (proved to be the best), `upper_bound` and `nodes`.
+        `optimal` (proved to be the best), `upper_bound` and `nodes`. Local search finds good
+        structures before anything is proved: what there is at a limit is worth having.
 
         Args:
             max_nodes: the most relaxations to solve, for each instance.
-            time_limit: the most seconds to take, for each instance. If either limit ends the
+            time_limit: the most seconds to take, for each instance. Relaxations, elimination and
+                local search look at the clock between their steps. If either limit ends the
                 search, the answer is the best structure found (NaN if none was), and the status
                 says so.
             tol: of a relaxation.

@@ -1,5 +1,7 @@
 """Exact decoding: enumeration says what is best."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from exact import (
@@ -16,6 +18,7 @@ from exact import (
     without_some,
 )
 from factors.test_factor import TwoOf, TwoOfBatch
+from hard import HARD, dense_pairs, grid, prepared
 from oracle import Problem, Term
 from problems import ALL, fuzzed_problem, random_term, unplanted_problem
 from test_structured import MIXTURES, Mixture
@@ -434,6 +437,134 @@ def test_forbidden_transitions():
         mixture = MIXTURES["sequence_and_at_most_one"].drawn(rng)
         mixture.own[0]["transitions"] = transitions
         assert_decodes(mixture)
+
+
+# Stopped early ------------------------------------------------------------------------------------
+
+# Value and bound after 20 nodes of branch and bound without local search, seeds 0 to 3.
+WITHOUT_LOCAL_SEARCH = {
+    "dense_pairs": [
+        (17.5017, 132.7344),
+        (9.6122, 119.555),
+        (16.8794, 127.7331),
+        (26.442, 140.7229),
+    ],
+    "bipartite_pairs": [
+        (50.314, 266.9273),
+        (23.8317, 269.247),
+        (15.231, 261.4571),
+        (65.429, 280.7869),
+    ],
+    "grid": [
+        (383.328, 967.1797),
+        (384.842, 1005.1802),
+        (351.3202, 1015.3334),
+        (239.7392, 910.2654),
+    ],
+    "quadratic_assignment": [
+        (9.0999, 21.2162),
+        (9.7394, 18.0488),
+        (-0.1667, 21.3293),
+        (1.2476, 23.3885),
+    ],
+    "tables": [(39.4388, 39.713), (50.1486, 50.1486), (51.2263, 51.2263), (52.7616, 52.7616)],
+    "tagged": [(21.759, 22.4891), (12.3271, 12.3271), (21.4902, 22.0429), (15.5904, 17.4042)],
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_no_worse_than_without_local_search(name):
+    for seed, (value, bound) in enumerate(WITHOUT_LOCAL_SEARCH[name]):
+        solution = HARD[name](seed).decode(max_nodes=20, on_failure="ignore")
+        assert solution.objective >= value - 1e-3
+        assert solution.upper_bound <= bound + 1e-3
+
+
+@pytest.mark.parametrize("name", ["dense_pairs", "bipartite_pairs"])
+def test_one_node_beats_flips(name):
+    """One variable at a time, from all off, while that improves."""
+    for seed in range(3):
+        fg = HARD[name](seed)
+        pair = fg.factors[0]
+        eta = np.concatenate([t.scores.reshape(-1) for t in fg.tensors])
+        weight = np.zeros((len(eta), len(eta)))
+        weight[tuple(pair.index.T)] = np.asarray(pair.score_parts[0].given).reshape(-1)
+        weight += weight.T
+        x, flips = np.zeros(len(eta)), 0.0
+        while (gain := (1 - 2 * x) * (eta + weight @ x)).max() > 1e-9:
+            flips += gain.max()
+            x[np.argmax(gain)] = 1 - x[np.argmax(gain)]
+        assert fg.decode(max_nodes=1, on_failure="ignore").objective >= flips - 1e-9
+
+
+class Clock:
+    """Every look at it takes a while."""
+
+    def __init__(self, monkeypatch, tick):
+        self.now, self.tick = 0.0, tick
+        for module in ("engine", "queries.decode", "queries.elimination"):
+            monkeypatch.setattr(f"factormax.{module}.time", self)
+
+    def monotonic(self):
+        self.now += self.tick
+        return self.now
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_when_time_is_up_at_once(name, monkeypatch):
+    """One pass of one relaxation, and what local search has found."""
+    reference = HARD[name](0).decode(max_nodes=20, on_failure="ignore")
+    clock = Clock(monkeypatch, 100.0)
+    answers = spied(monkeypatch)
+    solution = HARD[name](0).decode(time_limit=1, on_failure="ignore")
+    assert clock.now < 3000
+    assert solution.nodes == 1 and answers in ([], [None])
+    assert solution.status is fm.Status.NOT_PROVED or solution.optimal
+    assert solution.upper_bound >= reference.objective - 1e-6
+    if name != "tagged":  # a structure and budgets: nothing may be found in so little
+        assert solution.objective > -np.inf
+
+
+def test_the_time_limit_ends_the_search(monkeypatch):
+    """Later than at once, but not much later: nodes are solved while there is time."""
+    nodes = []
+    for limit in (5, 50, 500):
+        clock = Clock(monkeypatch, 1.0)
+        nodes.append(int(dense_pairs(0).decode(time_limit=limit, on_failure="ignore").nodes))
+        assert clock.now <= limit + 10
+    assert nodes[0] < nodes[1] < nodes[2]
+
+
+def test_a_relaxation_stops_at_its_deadline():
+    from time import monotonic
+
+    from factormax import engine
+
+    wiring, numbers = prepared(dense_pairs(0))
+    options = engine.Options(linear=True)
+    whole = engine.solve(wiring, numbers, options)
+    late = engine.solve(wiring, numbers, replace(options, deadline=monotonic() - 1))
+    assert late.iterations[0] < whole.iterations[0]
+    assert late.upper_bound[0] >= whole.objective[0]
+    early = engine.solve(wiring, numbers, replace(options, deadline=monotonic() + 1000))
+    assert early.iterations[0] == whole.iterations[0]
+
+
+def test_elimination_that_takes_too_long_is_not_begun(monkeypatch):
+    """And it is given up when the time is up in the middle."""
+    from factormax.queries import elimination
+
+    wiring, numbers = prepared(grid(0, 12))
+    exact = elimination.best_by_elimination(wiring, numbers)
+    assert exact is not None
+    monkeypatch.setattr(elimination, "_tables", lambda *_: pytest.fail("begun"))
+    clock = Clock(monkeypatch, 1e-6)
+    assert elimination.best_by_elimination(wiring, numbers, clock.now + 1e-5) is None
+    monkeypatch.undo()
+    clock = Clock(monkeypatch, 1.0)
+    assert elimination.best_by_elimination(wiring, numbers, clock.now + 10) is None
+    found = elimination.best_by_elimination(wiring, numbers, clock.now + 1000)
+    np.testing.assert_array_equal(found, exact)
 
 
 # Elimination --------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class CompactSolver {
         result.status = Status::stalled;
         break;
       }
-      if (result.iterations >= max_iter) break;
+      if (result.iterations >= max_iter || control_->late()) break;
       if (control_->stopped(may_poll_)) {
         result.status = Status::interrupted;
         return;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #include "factormax/span.hpp"
@@ -172,8 +173,10 @@ struct Outputs {
 };
 
 // Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and
-// `stop` tells all the others.
+// `stop` tells all the others. After the deadline no pass begins, as if that were the last one.
 struct Control {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point deadline = Clock::time_point::max();
   std::atomic<bool> stop{false};
   std::atomic<bool> out_of_memory{false};
   bool (*poll)() = nullptr;
@@ -183,6 +186,7 @@ struct Control {
     if (may_poll && poll != nullptr && poll()) stop.store(true, std::memory_order_relaxed);
     return stop.load(std::memory_order_relaxed);
   }
+  bool late() const { return deadline != Clock::time_point::max() && Clock::now() >= deadline; }
   void fail_for_memory() {
     out_of_memory.store(true, std::memory_order_relaxed);
     stop.store(true, std::memory_order_relaxed);

@@ -65,7 +65,7 @@ class ProximalSolver {
         break;
       }
       result.status = Status::max_iter;
-      if (result.iterations >= options.max_iter || step == kMostSteps) break;
+      if (result.iterations >= options.max_iter || step == kMostSteps || control.late()) break;
       T change = 0;
       for (int j = 0; j < p.n; ++j) {
         change = std::max(change, std::fabs(at.mu[j] - center_[j]));

@@ -443,7 +443,9 @@ class ReducedSystem {
     const int rank = structured_ == nullptr ? std::min(count, num_free_) : count;
     const int limit = std::min(2 * rank + 50, most_steps), patience = 25 + count / 4;
     for (int step = 0, since = 0; step < limit && since < patience && least > goal; ++step) {
-      if (control != nullptr && step % 8 == 0 && control->stopped(may_poll)) break;
+      if (control != nullptr && step % 8 == 0 && (control->late() || control->stopped(may_poll))) {
+        break;
+      }
       apply(d, q);
       const T curvature = dot(d, q);
       if (!(curvature > 0)) break;

@@ -52,14 +52,15 @@ def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked
     features = np.zeros(shape, numbers.eta_v.dtype)
     if len(graph.pairs):
         features[:, : len(graph.pairs)] = _pair_features(graph, mask, x)
+    params = graph.oracle_params(numbers.params, None, len(x))
     for place, position in enumerate(graph.oracles.positions):
         own = slice(*(len(graph.pairs) + graph.oracles.score_ptr[place : place + 2]))
         for i, known in enumerate(broken):
             if known is not None:
                 continue
-            found = _structure_features(graph, numbers, place, x, i)
+            found = _structure_features(graph, numbers, params, place, x, i)
             if found is None:
-                broken[i] = position, 0
+                broken[i] = graph.oracles.number(place)
             else:
                 features[i, own] = found
     return Checked(np.array([b is None for b in broken], dtype=bool), features, broken)
@@ -135,7 +136,12 @@ def _pair_features(graph: CompiledGraph, mask: BoolArray | None, x: FloatArray) 
 
 
 def _structure_features(
-    graph: CompiledGraph, numbers: Numbers, place: int, x: FloatArray, i: int
+    graph: CompiledGraph,
+    numbers: Numbers,
+    params: npt.NDArray[np.float64],
+    place: int,
+    x: FloatArray,
+    i: int,
 ) -> FloatArray | None:
     """The features of the structure that instance i's assignment is; None if it is none."""
     oracles = graph.oracles
@@ -155,13 +161,12 @@ def _structure_features(
         scores = np.where(present, scores, -np.inf)
     if entry.oracle == CALLBACK:
         return _features_of_own(numbers.oracles[place], on, scores, eta_v)
-    param = graph.oracle_params(numbers.params, None, len(x))
     lists, features, found = best_structures(
         entry.oracle,
         np.array(entry.shape, dtype=np.int32),
         scores[None],
         eta_v[None],
-        param[min(i, len(param) - 1), place : place + 1],
+        params[min(i, len(params) - 1), place : place + 1],
     )
     if not found[0] or (np.bincount(lists[lists >= 0], minlength=len(on)) != on).any():
         return None

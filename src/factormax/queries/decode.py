@@ -3,7 +3,8 @@
 Where the relaxation answers with a structure, or the graph is narrow enough for dynamic programming
 (`elimination`), that is all. Otherwise a node holds some variables at 0 or 1, and its bound is the
 dual bound of the relaxation. The nodes with the largest bounds are solved together, on all cores,
-from the multipliers of their parents.
+from the multipliers of their parents. Local search looks for good structures in between, so that
+what is found when a limit ends the search is worth having.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -25,10 +27,15 @@ from factormax.engine import Numbers, Options, Proof, RawSolution
 from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_assignment, typical_score
 from factormax.queries.elimination import best_by_elimination
+from factormax.queries.local_search import LocalSearch
 from factormax.status import Status
 from factormax.structures import FoundStructures
 
 __all__ = ["Decoded", "decode"]
+
+# Work of the local search, in passes over the graph: before the first relaxation if there is a time
+# limit, after it, and for each pass that the relaxations have made since.
+_FIRST_PASSES, _MORE_PASSES, _PASSES_PER_PASS = 20.0, 100.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,9 @@ def decode(
     wiring: Wiring, numbers: Numbers, options: Options, max_nodes: int, time_limit: float | None
 ) -> Decoded:
     """Decodes one instance: all arrays of `numbers` have a batch of 1."""
-    search = _Search(wiring, numbers, options)
-    return search.run(max_nodes, None if time_limit is None else time.monotonic() + time_limit)
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    search = _Search(wiring, numbers, replace(options, deadline=deadline))
+    return search.run(max_nodes)
 
 
 class _Search:
@@ -83,21 +91,32 @@ class _Search:
         self.best: tuple[FloatArray, FloatArray] | None = None
         self.nodes = self.passes = self.calls = 0
         self.proof: Proof | None = None
+        self.deadline = options.deadline
+        self._searches, self._credit, self._patience = 0, 0.0, _MORE_PASSES
 
-    def run(self, max_nodes: int, deadline: float | None) -> Decoded:
+    @cached_property
+    def local(self) -> LocalSearch:
+        """Made when it is first needed: most relaxations are tight."""
+        return LocalSearch(self.original, self.numbers)
+
+    def run(self, max_nodes: int) -> Decoded:
+        if self.deadline is not None:  # the relaxation may take all the time there is
+            self._search_near(np.zeros(self.n), _FIRST_PASSES)
         bound, mu, start = self._root()
         if bound == -np.inf or not self._may_improve(bound):
             return self._finish(-np.inf)
-        exact = best_by_elimination(self.original, self.numbers)
+        exact = best_by_elimination(self.original, self.numbers, self.deadline)
         if exact is not None:
             self._offer(exact)
             return self._finish(-np.inf)
         root = np.full(self.n, FREE, np.int8)
 
         def over() -> bool:
-            late = deadline is not None and time.monotonic() >= deadline
-            return late or self.nodes >= max_nodes
+            return self._late() or self.nodes >= max_nodes
 
+        for x in (mu, np.zeros(self.n)):
+            if self._may_improve(bound):
+                self._search_near(x, _MORE_PASSES)
         self._shake(bound, over)
         self._dive(root, mu, start, over)
         order = count()
@@ -109,6 +128,7 @@ class _Search:
             if not chosen:
                 return self._finish(-np.inf)
             raw = self._solve(chosen)
+            self._search_now_and_then(raw)
             for i, node in enumerate(chosen):
                 bound = min(float(raw.upper_bound[i]), node.bound)
                 if raw.status[i] == Status.INFEASIBLE.code:
@@ -130,6 +150,40 @@ class _Search:
                     heapq.heappush(open_nodes, _Node(rank, held, bound, raw.tau[i]))
         return self._finish(max([node.bound for node in open_nodes], default=-np.inf))
 
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _search_near(self, x: FloatArray, passes: float) -> None:
+        """Local search from an assignment, which may be fractional."""
+        self._searches += 1
+        work = int(passes * self.local.size)
+        for found in self.local.improve(x, work, self._searches, self._late):
+            self._offer(found)
+
+    def _search_now_and_then(self, raw: RawSolution) -> None:
+        """Local search after some relaxations, in turn from their answers and from the best.
+
+        It takes its share of the work while it finds something, and less and less of it when it no
+        longer does.
+        """
+        self._credit += _PASSES_PER_PASS * float(raw.iterations.sum())
+        if self._credit < self._patience or self._late():
+            return
+        feasible = np.flatnonzero(raw.status != Status.INFEASIBLE.code)
+        if self.best is not None and (self._searches % 2 or not feasible.size):
+            start = self.best[0]
+        elif feasible.size:
+            start = raw.mu[feasible[0]].astype(np.float64)
+        else:
+            return
+        before = self.best_value
+        self._search_near(start, _MORE_PASSES)
+        self._credit = 0.0
+        if self.best_value > before:
+            self._patience = _MORE_PASSES
+        else:
+            self._patience = min(2 * self._patience, 32 * _MORE_PASSES)
+
     def _root(self) -> tuple[float, FloatArray, FloatArray | None]:
         """The relaxation itself. If its answer is a structure, its bound is made to meet it."""
         raw = engine.solve(self.original, self.numbers, self.options)
@@ -139,7 +193,7 @@ class _Search:
             return -np.inf, raw.mu[0], None
         bound = float(raw.upper_bound[0])
         self._offer(np.round(raw.mu[0]))
-        if raw.integral[0] and self._may_improve(bound):
+        if raw.integral[0] and self._may_improve(bound) and not self._late():
             exact = replace(self.options, tol=1e-12, max_iter=2 * self.options.max_iter)
             again = engine.solve(self.original, self.numbers, exact, raw.tau)
             self._count(again)

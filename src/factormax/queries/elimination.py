@@ -7,6 +7,8 @@ it and its neighbours, and maximised over it. The tables grow with the width of 
 
 from __future__ import annotations
 
+import heapq
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = ["best_by_elimination"]
 _LARGEST_SCOPE = 10  # variables of a row
 _LARGEST_WIDTH = 22  # neighbours of a variable when it goes
 _MOST_WORK = 2**31  # entries of all tables
+_MOST_WORK_PER_SECOND = 2**28  # more than that is never done in a second
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,13 @@ class _Table:
     values: FloatArray  # an axis of 2 a variable
 
 
-def best_by_elimination(wiring: Wiring, numbers: Numbers) -> FloatArray | None:
+def best_by_elimination(
+    wiring: Wiring, numbers: Numbers, deadline: float | None = None
+) -> FloatArray | None:
     """The best assignment of one instance, `(n,)`; None if the graph is too wide for this.
 
-    Of a graph of rows and pairs only; `nan` if nothing satisfies the rows.
+    Of a graph of rows and pairs only; `nan` if nothing satisfies the rows. None also if it can't
+    be done by the deadline (of `time.monotonic`).
     """
     graph = compile_wiring(wiring)
     if len(graph.oracles.positions):
@@ -45,11 +51,12 @@ def best_by_elimination(wiring: Wiring, numbers: Numbers) -> FloatArray | None:
     scopes = _scopes(graph, numbers, here)
     if scopes is None:
         return None
-    order = _order(np.flatnonzero(here), scopes)
+    left = np.inf if deadline is None else deadline - time.monotonic()
+    order = _order(np.flatnonzero(here), scopes, left * _MOST_WORK_PER_SECOND)
     if order is None:
         return None
     tables = _tables(graph, numbers, here)
-    return _eliminate(wiring.num_variables, order, tables)
+    return _eliminate(wiring.num_variables, order, tables, deadline)
 
 
 def _rows(
@@ -69,19 +76,23 @@ def _rows(
 def _scopes(
     graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]
 ) -> list[tuple[int, ...]] | None:
-    if graph.num_rows > 20_000:
+    pairs = graph.pairs[here[graph.pairs].all(axis=1)].astype(np.int64)
+    pairs.sort(axis=1)
+    n = graph.num_variables
+    distinct = np.unique(pairs[:, 0] * n + pairs[:, 1])
+    degree = np.bincount(np.concatenate([distinct // max(n, 1), distinct % max(n, 1)]))
+    if graph.num_rows > 20_000 or degree.max(initial=0) > _LARGEST_WIDTH:
         return None
     scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(graph, numbers, here)]
     if any(len(scope) > _LARGEST_SCOPE for scope in scopes):
         return None
-    pairs = graph.pairs[here[graph.pairs].all(axis=1)]
-    return scopes + [tuple(map(int, pair)) for pair in pairs]
+    return scopes + [(a, b) for a, b in pairs.tolist()]
 
 
-def _order(variables: Any, scopes: list[tuple[int, ...]]) -> list[int] | None:
+def _order(variables: Any, scopes: list[tuple[int, ...]], most_work: float) -> list[int] | None:
     """In which order to eliminate: as they come (good for grids), or by the number of neighbours.
 
-    None if the tables get too wide either way.
+    None if the tables get too wide either way, or have too many entries.
     """
     near: dict[int, set[int]] = {int(v): set() for v in variables}
     for scope in scopes:
@@ -93,16 +104,23 @@ def _order(variables: Any, scopes: list[tuple[int, ...]]) -> list[int] | None:
         return None
     found = [_try_order(near, by_degree) for by_degree in (True, False)]
     work, order = min(found, key=lambda pair: pair[0])
-    return order if work <= _MOST_WORK else None
+    return order if work <= min(most_work, _MOST_WORK) else None
 
 
 def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float, list[int]]:
     """An order, and the entries of all its tables; inf if one is too wide."""
     near = {v: set(others) for v, others in neighbours.items()}
+    queue = [(len(others) if by_degree else 0, v) for v, others in near.items()]
+    if by_degree:
+        heapq.heapify(queue)
+    else:
+        queue.reverse()
     order: list[int] = []
     work = 0
-    while near:
-        v = min(near, key=lambda u: (len(near[u]), u)) if by_degree else next(iter(near))
+    while queue:
+        degree, v = heapq.heappop(queue) if by_degree else queue.pop()
+        if v not in near or (by_degree and degree != len(near[v])):
+            continue  # it has gone, or stands in the queue again with its new degree
         others = near.pop(v)
         work += 2 ** (len(others) + 1)
         if len(others) > _LARGEST_WIDTH:
@@ -110,6 +128,8 @@ def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float,
         for u in others:
             near[u] |= others
             near[u] -= {u, v}
+            if by_degree:
+                heapq.heappush(queue, (len(near[u]), u))
         order.append(v)
     return work, order
 
@@ -143,7 +163,10 @@ def _tables(graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_])
     return tables
 
 
-def _eliminate(n: int, order: list[int], tables: list[_Table]) -> FloatArray:
+def _eliminate(
+    n: int, order: list[int], tables: list[_Table], deadline: float | None
+) -> FloatArray | None:
+    """None if the deadline passes."""
     of: dict[int, list[_Table]] = {v: [] for v in order}
     place = {v: i for i, v in enumerate(order)}
     constant = 0.0
@@ -158,6 +181,8 @@ def _eliminate(n: int, order: list[int], tables: list[_Table]) -> FloatArray:
         constant += file(table)
     choices: list[tuple[int, tuple[int, ...], npt.NDArray[np.bool_]]] = []
     for v in order:
+        if deadline is not None and time.monotonic() >= deadline:
+            return None
         scope = tuple(sorted({u for table in of[v] for u in table.scope}))
         total = np.zeros((2,) * len(scope))
         for table in of.pop(v):
