@@ -180,7 +180,7 @@ def pair_results(time_limit: float, only: str) -> Iterator[Result]:
             rng = np.random.default_rng(seed)
             first, second = np.triu_indices(60, 1)
             pairs = rng.normal(size=len(first))
-            yield of_pairs(name, np.zeros(60), first, second, pairs, time_limit)
+            yield of_pairs(name, rng.normal(size=60), first, second, pairs, time_limit)
     for scale in (0.1, 1.0):
         name = f"Boltzmann machine 500 x 784, scale {scale:g}"
         if only in name:

@@ -26,6 +26,7 @@ from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.structured import StructuredFactor
 from factormax.queries.decode import decode, decoded_solution
+from factormax.queries.whole import whole_structures
 from factormax.solution import Solution
 from factormax.status import Status
 from factormax.structures import Answer, Support
@@ -164,6 +165,8 @@ class Solve:
             self.raw = self._decode(options)
         else:
             self.ask(self.numbers, options, warm)
+            if options.whole:
+                self.raw = whole_structures(self.wiring, self.numbers, options, self.raw)
         if options.surrogate is None:
             self.forget_oracles()
         return self.raw

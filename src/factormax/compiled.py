@@ -350,16 +350,19 @@ class CompiledGraph:
                 entry.cls.check_mask(present, entry.shape)  # type: ignore[attr-defined]
         return out
 
-    def params_of_instance(self, params: FloatArray, instance: int, batch: int) -> FloatArray:
-        """The parameters of one instance of a batch, flat, as its own wiring has them."""
+    def params_of_instances(
+        self, params: FloatArray, instances: IndexArray | list[int], batch: int
+    ) -> FloatArray:
+        """The parameters of some instances of a batch, flat, as a batch of them has them."""
         parts: list[FloatArray] = [np.zeros(0)]
         start = 0
         for entry in self.entries:
             for shape, flag in zip(entry.cls.param_shapes, entry.flags, strict=True):
                 size = entry.k * (entry.d if shape == "literal" else 1)
-                offset = start + (instance * size if flag == "b" else 0)
-                parts.append(params[offset : offset + size])
-                start += size * (batch if flag == "b" else 1)
+                lead = batch if flag == "b" else 1
+                own = params[start : start + lead * size]
+                parts.append(own.reshape(lead, size)[instances].reshape(-1) if flag == "b" else own)
+                start += lead * size
         return np.concatenate(parts)
 
     def _params_of(self, bundle: _Bundle, params: FloatArray, batch: int) -> list[FloatArray]:

@@ -59,6 +59,7 @@ class Options:
     on_failure: str = "warn"
     linear: bool = False  # LP-MAP
     surrogate: str | None = None  # the gradient of an LP-MAP answer
+    whole: bool = False  # LP-MAP: a 0/1 structure also at ties
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
     deadline: float | None = None  # of time.monotonic: no pass of LP-MAP begins after it
     list_structures: bool = False  # never solve by rows, which find marginals without them
@@ -352,7 +353,7 @@ def one_instance(wiring: Wiring, numbers: Numbers, i: int) -> Numbers:
         eta_u=numbers.eta_u[here],
         eta_v=numbers.eta_v[here],
         mask=None if numbers.mask is None else numbers.mask[here],
-        params=compile_wiring(wiring).params_of_instance(numbers.params, i, batch),
+        params=compile_wiring(wiring).params_of_instances(numbers.params, [i], batch),
     )
 
 

@@ -306,6 +306,15 @@ class FactorGraph:
         )
         return self._ask(replace(checked, linear=True, surrogate=surrogate), warm_start)
 
+    def solve_whole(
+        self, *, tol: float, max_iter: int, max_inner_iter: int, on_failure: str
+    ) -> Solution:
+        """The LP-MAP answer as a 0/1 structure, also where several tie; for the layers."""
+        checked = _checked_options(
+            "auto", tol, max_iter, max_inner_iter, 1.0, on_failure, MAP_METHODS
+        )
+        return self._ask(replace(checked, linear=True, whole=True), None)
+
     def decode(
         self,
         *,

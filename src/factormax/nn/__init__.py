@@ -3,7 +3,7 @@
 Every module takes scores `(*batch, ...)`, padded, with `mask=` or `lengths=`, and returns marginals
 of the same shape and dtype; what is masked is 0. `temperature` divides the scores. It can
 be learned (`learn_temperature=True`), and it can be given for a call, as can counts and budgets.
-`eval_map=True` answers with the best structure (LP-MAP) in `eval()`. `loss` and `predict` ask the
+`eval_map=True` answers with the best structure in `eval()`. `loss` and `predict` ask the
 same graph for a loss and for its best structure. A layer of your own is a subclass of
 `StructuredLayer` with one method.
 """

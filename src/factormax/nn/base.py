@@ -38,9 +38,9 @@ class StructuredLayer(nn.Module):
             also take one for the call, a number or a tensor broadcastable to the batch, which may
             need a gradient.
         learn_temperature: True: it is learned, as the parameter `log_temperature`, from there.
-        eval_map: in eval mode, return the best structure (`solve_map`) instead. If structures may
-            have more or fewer entries on, every entry that adds to the score is then on, also one
-            with a small score and so a small marginal.
+        eval_map: in eval mode, return the best structure instead, as `predict` finds it. If
+            structures may have more or fewer entries on, every entry that adds to the score is
+            then on, also one with a small score and so a small marginal.
         tol, max_iter, on_failure: as of `FactorGraph.solve`.
         method, max_inner_iter, step_size: as of `FactorGraph.solve`, of which they are options.
 
@@ -141,7 +141,7 @@ class StructuredLayer(nn.Module):
         """
         fg, u, layout = self._build(scores, mask, lengths, changes)
         if self.eval_map and not self.training:
-            fg.solve_map(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
+            fg.solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         else:
             fg.solve(**self._options(*_SOLVE), temperature=self._temperature_of(temperature))
         return layout.undo(u.value)  # type: ignore[arg-type]
@@ -221,8 +221,12 @@ class StructuredLayer(nn.Module):
             kind: the loss it was trained with.
             mask: as in `forward`.
             lengths: as in `forward`.
-            exact: by default the relaxation is solved (LP-MAP), which can leave entries open, as
-                fractions. True: search for the best 0/1 structure (`FactorGraph.decode`).
+            exact: by default the relaxation is solved (LP-MAP). Where several structures tie it
+                mixes them, and one of them is returned, the same one each time; alone in a row or
+                a selection, entries that come first win. Where it is not tight, a short search
+                follows, and if that proves nothing, the best structure found is returned and
+                `on_failure` decides whether to warn or to raise. True: search for as long as it
+                takes (`FactorGraph.decode`).
             temperature: as in `forward`; it matters only to "sparsemap".
             **changes: as in `forward`.
         """
@@ -236,7 +240,7 @@ class StructuredLayer(nn.Module):
         if exact:
             fg.decode(**self._options("tol", "max_iter", "on_failure"))
         else:
-            fg.solve_map(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
+            fg.solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         return layout.undo(u.value)  # type: ignore[arg-type]
 
     # ---- for subclasses --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -36,6 +36,8 @@ __all__ = ["Decoded", "decode"]
 # Work of the local search, in passes over the graph: before the first relaxation if there is a time
 # limit, after it, and for each pass that the relaxations have made since.
 _FIRST_PASSES, _MORE_PASSES, _PASSES_PER_PASS = 20.0, 100.0, 0.3
+_AS_MANY_AS_THERE_IS_TIME_FOR = 1e9
+_PROOF_SHARE = 0.8  # of a time limit, for the first relaxation and elimination
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,8 @@ def decode(
     wiring: Wiring, numbers: Numbers, options: Options, max_nodes: int, time_limit: float | None
 ) -> Decoded:
     """Decodes one instance: all arrays of `numbers` have a batch of 1."""
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    search = _Search(wiring, numbers, replace(options, deadline=deadline))
-    return search.run(max_nodes)
+    search = _Search(wiring, numbers, options)
+    return search.run(max_nodes, time_limit)
 
 
 class _Search:
@@ -91,7 +92,7 @@ class _Search:
         self.best: tuple[FloatArray, FloatArray] | None = None
         self.nodes = self.passes = self.calls = 0
         self.proof: Proof | None = None
-        self.deadline = options.deadline
+        self.deadline: float | None = None
         self._searches, self._credit, self._patience = 0, 0.0, _MORE_PASSES
 
     @cached_property
@@ -99,8 +100,10 @@ class _Search:
         """Made when it is first needed: most relaxations are tight."""
         return LocalSearch(self.original, self.numbers)
 
-    def run(self, max_nodes: int) -> Decoded:
-        if self.deadline is not None:  # the relaxation may take all the time there is
+    def run(self, max_nodes: int, time_limit: float | None) -> Decoded:
+        if time_limit is not None:  # the relaxation may take all the time there is
+            begin = time.monotonic()
+            self.deadline = begin + _PROOF_SHARE * time_limit
             self._search_near(np.zeros(self.n), _FIRST_PASSES)
         bound, mu, start = self._root()
         if bound == -np.inf or not self._may_improve(bound):
@@ -114,9 +117,14 @@ class _Search:
         def over() -> bool:
             return self._late() or self.nodes >= max_nodes
 
+        passes = _MORE_PASSES + _PASSES_PER_PASS * self.passes
+        if time_limit is not None:
+            if self._late():  # what is left is for nothing else
+                passes = _AS_MANY_AS_THERE_IS_TIME_FOR
+            self.deadline = begin + time_limit
         for x in (mu, np.zeros(self.n)):
             if self._may_improve(bound):
-                self._search_near(x, _MORE_PASSES)
+                self._search_near(x, passes)
         self._shake(bound, over)
         self._dive(root, mu, start, over)
         order = count()
@@ -150,6 +158,9 @@ class _Search:
                     heapq.heappush(open_nodes, _Node(rank, held, bound, raw.tau[i]))
         return self._finish(max([node.bound for node in open_nodes], default=-np.inf))
 
+    def _options(self) -> Options:
+        return replace(self.options, deadline=self.deadline)
+
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
@@ -177,7 +188,7 @@ class _Search:
         else:
             return
         before = self.best_value
-        self._search_near(start, _MORE_PASSES)
+        self._search_near(start, self._credit)
         self._credit = 0.0
         if self.best_value > before:
             self._patience = _MORE_PASSES
@@ -186,7 +197,7 @@ class _Search:
 
     def _root(self) -> tuple[float, FloatArray, FloatArray | None]:
         """The relaxation itself. If its answer is a structure, its bound is made to meet it."""
-        raw = engine.solve(self.original, self.numbers, self.options)
+        raw = engine.solve(self.original, self.numbers, self._options())
         self._count(raw)
         if raw.status[0] == Status.INFEASIBLE.code:
             self.proof = raw.proofs[0]
@@ -194,7 +205,7 @@ class _Search:
         bound = float(raw.upper_bound[0])
         self._offer(np.round(raw.mu[0]))
         if raw.integral[0] and self._may_improve(bound) and not self._late():
-            exact = replace(self.options, tol=1e-12, max_iter=2 * self.options.max_iter)
+            exact = replace(self._options(), tol=1e-12, max_iter=2 * self.options.max_iter)
             again = engine.solve(self.original, self.numbers, exact, raw.tau)
             self._count(again)
             bound = min(bound, float(again.upper_bound[0]))
@@ -217,7 +228,7 @@ class _Search:
                 return
             noisy = scores + share * self.size * rng.uniform(-1, 1, scores.shape)
             numbers = replace(self.numbers, eta_u=noisy.astype(scores.dtype))
-            raw = engine.solve(self.original, numbers, self.options)
+            raw = engine.solve(self.original, numbers, self._options())
             self._count(raw)
             self._offer(np.round(raw.mu[0]))
 
@@ -260,7 +271,7 @@ class _Search:
         warm = None
         if all(node.start is not None for node in nodes):
             warm = np.stack([node.start for node in nodes])  # type: ignore[misc]
-        raw = engine.solve(self.wiring, batch, self.options, warm)
+        raw = engine.solve(self.wiring, batch, self._options(), warm)
         self._count(raw)
         return raw
 
@@ -336,20 +347,23 @@ def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> 
     if numbers.mask is not None:
         raw.mu[~numbers.mask] = 0
     nodes = np.array([d.nodes for d in found], dtype=np.int64)
-    return replace(raw, nodes=nodes, structures=_lists(graph, found))
+    return replace(raw, nodes=nodes, structures=structures_of(graph, [d.assignment for d in found]))
 
 
-def _lists(graph: CompiledGraph, found: list[Decoded]) -> FoundStructures:
-    """The one structure of each structured factor, as the core would list it."""
+def structures_of(graph: CompiledGraph, found: Sequence[FloatArray | None]) -> FoundStructures:
+    """The one structure of each structured factor, as the core would list it.
+
+    found: the 0/1 assignments of a batch; None where there is none.
+    """
     counts, lists = [], [np.zeros(0, dtype=np.int32)]
-    for d in found:
+    for x in found:
         for place, position in enumerate(graph.oracles.positions):
-            counts.append(0 if d.assignment is None else 1)
-            if d.assignment is None:
+            counts.append(0 if x is None else 1)
+            if x is None:
                 continue
             var = graph.oracles.var[slice(*graph.oracles.var_ptr[place : place + 2])]
             on = np.full(graph.entries[position].slots, -1, dtype=np.int32)
-            chosen = np.flatnonzero(d.assignment[var])
+            chosen = np.flatnonzero(x[var])
             on[: len(chosen)] = chosen
             lists.append(on)
     none = FoundStructures.none()

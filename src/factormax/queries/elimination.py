@@ -30,7 +30,7 @@ _MOST_WORK_PER_SECOND = 2**28  # more than that is never done in a second
 
 @dataclass(frozen=True)
 class _Table:
-    scope: tuple[int, ...]  # ascending
+    scope: tuple[int, ...]
     values: FloatArray  # an axis of 2 a variable
 
 
@@ -183,13 +183,22 @@ def _eliminate(
     for v in order:
         if deadline is not None and time.monotonic() >= deadline:
             return None
-        scope = tuple(sorted({u for table in of[v] for u in table.scope}))
-        total = np.zeros((2,) * len(scope))
-        for table in of.pop(v):
-            total = total + _spread(table, scope)
-        axis = scope.index(v)
-        off, on = np.take(total, 0, axis), np.take(total, 1, axis)
-        rest = scope[:axis] + scope[axis + 1 :]
+        # The small ones together first: only the last sum is over all the neighbours. Those that
+        # the largest does not know come before its own, so that its entries stay side by side.
+        *small, largest = sorted(of.pop(v), key=lambda table: len(table.scope))
+        known = [u for u in largest.scope if u != v]
+        new = sorted({u for table in small for u in table.scope}.difference(known, {v}))
+        rest = (*new, *known)
+        off, on = _split(largest, v, rest)
+        if small:
+            near = {u for table in small for u in table.scope}
+            few = tuple(u for u in rest if u in near)
+            parts = [_split(table, v, few) for table in small]
+            shape = (2,) * len(few)
+            first, second = (
+                _Table(few, sum((p[k] for p in parts), np.zeros(shape))) for k in (0, 1)
+            )
+            off, on = off + _spread(first, rest), on + _spread(second, rest)
         choices.append((v, rest, on > off))
         constant += file(_Table(rest, np.maximum(off, on)))
     x = np.zeros(n)
@@ -200,7 +209,17 @@ def _eliminate(
     return x
 
 
+def _split(table: _Table, v: int, scope: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """The table where v is off and where it is on, spread over a scope without v."""
+    axis = table.scope.index(v)
+    rest = table.scope[:axis] + table.scope[axis + 1 :]
+    at = (slice(None),) * axis
+    off, on = (_spread(_Table(rest, table.values[at + (k,)]), scope) for k in (0, 1))
+    return off, on
+
+
 def _spread(table: _Table, scope: tuple[int, ...]) -> FloatArray:
-    """The table with axes of 1 for the variables it says nothing of."""
-    shape = tuple(2 if u in table.scope else 1 for u in scope)
-    return np.asarray(table.values.reshape(shape))
+    """The table with its axes in the order of the scope, and axes of 1 for the other variables."""
+    order = [table.scope.index(u) for u in scope if u in table.scope]
+    places = tuple([slice(None) if u in table.scope else None for u in scope])
+    return np.asarray(table.values.transpose(order)[places])
