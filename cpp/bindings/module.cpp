@@ -730,6 +730,7 @@ class Search {
                 coef.shape(0) == row_state.shape(0) && table_ptr.shape(0) == tables + 1 &&
                 table_ptr(0) == 0,
             "an array of the search has the wrong shape");
+    require_range(allowed.data(), states, std::uint8_t(2), "allowed");
     require_range(scope.data(), scope.size(), static_cast<std::int32_t>(units), "scope");
     require_range(row_state.data(), row_state.size(), static_cast<std::int32_t>(states),
                   "row_state");

@@ -194,6 +194,7 @@ def arrays():
         ("state_ptr", np.array([0, 2, 5], np.int32)),
         ("score", np.array([0.0, np.nan, 0, 0])),
         ("allowed", np.ones(3, np.uint8)),
+        ("allowed", np.full(4, 2, np.uint8)),
         ("scope", np.array([0, 2], np.int32)),
         ("table_ptr", np.array([0, 3], np.int64)),
         ("table_ptr", np.array([4, 8], np.int64)),

@@ -25,7 +25,7 @@ struct SearchModel {
   int num_units = 0, num_states = 0, num_tables = 0, num_rows = 0;
   const std::int32_t* state_ptr = nullptr;  // (U + 1,) where the states of each unit begin
   const double* score = nullptr;            // (S,) of each state, finite
-  const std::uint8_t* allowed = nullptr;    // (S,) whether a unit may go there
+  const std::uint8_t* allowed = nullptr;    // (S,) 1 if a unit may be there, else 0
   const std::int32_t* scope_ptr = nullptr;  // (F + 1,) where the units of each table begin
   const std::int32_t* scope = nullptr;
   const std::int64_t* table_ptr =
@@ -109,10 +109,12 @@ class LocalSearch {
     work_ = work;
     best_value_ = -std::numeric_limits<double>::infinity();
     for (int u = 0; u < m_.num_units; ++u) {
-      int free_states = 0;
-      for (int s = m_.state_ptr[u]; s < m_.state_ptr[u + 1]; ++s) free_states += m_.allowed[s] != 0;
-      movable_[u] = movable[u] != 0 && free_states > (m_.allowed[m_.state_ptr[u] + x[u]] != 0);
-      x_[u] = x[u];
+      const std::uint8_t* allowed = m_.allowed + m_.state_ptr[u];
+      const int first = static_cast<int>(std::find(allowed, allowed + m_.states(u), 1) - allowed);
+      const bool may = movable[u] != 0 && first < m_.states(u);
+      x_[u] = may && allowed[x[u]] == 0 ? first : x[u];
+      const auto places = std::count(allowed, allowed + m_.states(u), 1);
+      movable_[u] = may && places > 1;
     }
     std::fill(tabu_.begin(), tabu_.end(), 0);
     moves_ = 0;
@@ -132,7 +134,7 @@ class LocalSearch {
       const std::int64_t left = work_;
       if (mode == 0) {
         anneal(sweeps);
-        sweeps *= 2;
+        sweeps = std::min(2 * sweeps, 1 << 20);
       } else if (mode == 1) {
         tabu_phase();
       } else {

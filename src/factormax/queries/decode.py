@@ -188,9 +188,9 @@ class _Search:
         else:
             return
         before = self.best_value
-        self._search_near(start, self._credit)
+        self._search_near(start, self._credit * _MORE_PASSES / self._patience)
         self._credit = 0.0
-        if self.best_value > before:
+        if self.best_value > before or self.best is None:
             self._patience = _MORE_PASSES
         else:
             self._patience = min(2 * self._patience, 32 * _MORE_PASSES)

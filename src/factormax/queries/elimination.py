@@ -213,9 +213,8 @@ def _split(table: _Table, v: int, scope: tuple[int, ...]) -> tuple[FloatArray, F
     """The table where v is off and where it is on, spread over a scope without v."""
     axis = table.scope.index(v)
     rest = table.scope[:axis] + table.scope[axis + 1 :]
-    at = (slice(None),) * axis
-    off, on = (_spread(_Table(rest, table.values[at + (k,)]), scope) for k in (0, 1))
-    return off, on
+    off, on = np.moveaxis(table.values, axis, 0)
+    return _spread(_Table(rest, off), scope), _spread(_Table(rest, on), scope)
 
 
 def _spread(table: _Table, scope: tuple[int, ...]) -> FloatArray:
