@@ -37,7 +37,7 @@ __all__ = ["Decoded", "decode"]
 # limit, after it, and for each pass that the relaxations have made since.
 _FIRST_PASSES, _MORE_PASSES, _PASSES_PER_PASS = 20.0, 100.0, 0.3
 _AS_MANY_AS_THERE_IS_TIME_FOR = 1e9
-_PROOF_SHARE = 0.8  # of a time limit, for the first relaxation and elimination
+_PROOF_SHARE = 0.8  # of a time limit, for the first relaxations and elimination
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class _Search:
         def over() -> bool:
             return self._late() or self.nodes >= max_nodes
 
+        self._shake(bound, over)
         passes = _MORE_PASSES + _PASSES_PER_PASS * self.passes
         if time_limit is not None:
             if self._late():  # what is left is for nothing else
@@ -125,7 +126,6 @@ class _Search:
         for x in (mu, np.zeros(self.n)):
             if self._may_improve(bound):
                 self._search_near(x, passes)
-        self._shake(bound, over)
         self._dive(root, mu, start, over)
         order = count()
         open_nodes = [_Node((-bound, 0), root, bound, start)]
