@@ -53,7 +53,7 @@ def check_assignment(wiring: Wiring, numbers: Numbers, x: FloatArray) -> Checked
     if len(graph.pairs):
         features[:, : len(graph.pairs)] = _pair_features(graph, mask, x)
     params = graph.oracle_params(numbers.params, None, len(x))
-    for place, position in enumerate(graph.oracles.positions):
+    for place in range(len(graph.oracles.positions)):
         own = slice(*(len(graph.pairs) + graph.oracles.score_ptr[place : place + 2]))
         for i, known in enumerate(broken):
             if known is not None:
