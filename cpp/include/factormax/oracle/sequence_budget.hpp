@@ -23,8 +23,9 @@ class SequenceBudget {
     per_step_ = per_step;
     most_ = std::max(0, std::min(most, length));
     gain_ = ws.take<T>(length);
-    on_ = ws.take<T>(std::int64_t(length) * (most_ + 1));
-    best_ = ws.take<T>(std::int64_t(length + 2) * (most_ + 1));
+    on_ = ws.take<T>(2 * (most_ + 1));
+    best_ = ws.take<T>(3 * (most_ + 1));
+    choice_ = ws.take<std::uint8_t>(std::int64_t(length) * (most_ + 1));
   }
 
   int num_vars() const { return length_; }
@@ -53,9 +54,9 @@ class SequenceBudget {
     }
     // First without the budget: that costs little, and is the answer where the budget has slack.
     forward_free(eta_u);
-    if (backward<false>(eta_u, on, features) <= budget_) return true;
+    if (backward<false>(on, features) <= budget_) return true;
     forward_counted(eta_u);
-    backward<true>(eta_u, on, features);
+    backward<true>(on, features);
     return true;
   }
 
@@ -65,59 +66,72 @@ class SequenceBudget {
   // on[t, c]: the best of variables 0..t with t on and at most c on. best[t, c]: t on or off.
   //   on[t, c] = max(best[t - 2, c - 1] + eta_u[t], on[t - 1, c - 1] + gain[t]),
   //   best[t, c] = max(best[t - 1, c], on[t, c]),    gain[t] = eta_u[t] + eta_v[t - 1].
-  // Two rows of zeros stand before best[0].
+  // Only what the next steps need is kept of these, and of all the choices: a byte for each. Beyond
+  // c = t + 1 nothing changes, and from a c below budget - (L - 1 - t) the budget is not reached.
+  enum : std::uint8_t { kTaken = 1, kJoined = 2 };
+
   FACTORMAX_INLINE void forward_counted(const T* eta_u) {
     const int width = budget_ + 1;
-    T *on = on_.data, *best = best_.data + 2 * width;
-    for (int c = 0; c < 2 * width; ++c) best_.data[c] = 0;
-    for (int t = 0; t < length_; ++t, on += width, best += width) {
+    T *on = on_.data, *previous = on + width;
+    T *best = best_.data, *before = best + width, *apart = before + width;
+    std::fill_n(on, 2 * width, -kInf);
+    std::fill_n(best, 3 * width, T(0));  // no variables: nothing is on
+    for (int t = 0; t < length_; ++t) {
       const T eta = eta_u[t], gain = gain_.data[t];
-      const T *before = best - width, *apart = before - width;
-      const T* joined = t > 0 ? on - width : apart;  // gain[0] is -inf
+      std::uint8_t* choice = choice_.data + std::int64_t(t) * width;
       on[0] = -kInf;
       best[0] = 0;
+      choice[0] = 0;
+      const int last = std::min(t + 1, budget_);
 #pragma omp simd
-      for (int c = 1; c < width; ++c) {
-        const T value = larger(apart[c - 1] + eta, joined[c - 1] + gain);
+      for (int c = std::max(1, budget_ - (length_ - 1 - t)); c <= last; ++c) {
+        const T alone = apart[c - 1] + eta, joined = previous[c - 1] + gain;
+        const T value = larger(alone, joined);
         on[c] = value;
         best[c] = larger(before[c], value);
+        choice[c] = static_cast<std::uint8_t>((value > before[c] ? kTaken : 0) |
+                                              (joined > alone ? kJoined : 0));
       }
+      if (last < budget_) {
+        on[last + 1] = on[last];
+        best[last + 1] = best[last];
+      }
+      std::swap(on, previous);
+      std::swap(best, apart);    // the row that is no longer needed
+      std::swap(apart, before);  // best is now `before`
     }
   }
 
   // The same with one column, for any count.
   FACTORMAX_INLINE void forward_free(const T* eta_u) {
-    T *on = on_.data, *best = best_.data;
-    T value = -kInf, apart = 0, before = 0;  // on[t - 1], best[t - 2], best[t - 1]
-    best[0] = best[1] = 0;
+    T on = -kInf, apart = 0, before = 0;  // on[t - 1], best[t - 2], best[t - 1]
     for (int t = 0; t < length_; ++t) {
-      value = larger(apart + eta_u[t], value + gain_.data[t]);
+      const T alone = apart + eta_u[t], joined = on + gain_.data[t];
+      on = larger(alone, joined);
+      choice_.data[t] =
+          static_cast<std::uint8_t>((on > before ? kTaken : 0) | (joined > alone ? kJoined : 0));
       apart = before;
-      before = larger(before, value);
-      on[t] = value;
-      best[t + 2] = before;
+      before = larger(before, on);
     }
   }
 
-  // Finds the choices again, by the sums that made them. Returns how many are on.
+  // Follows the choices from the last variable on. Returns how many are on.
   template <bool counted>
-  FACTORMAX_INLINE int backward(const T* eta_u, std::int32_t* on, std::int32_t* features) const {
+  FACTORMAX_INLINE int backward(std::int32_t* on, std::int32_t* features) const {
     const std::int64_t width = counted ? budget_ + 1 : 1;
     int count = 0;
     enum { kFree, kOn, kOff } now = kFree;  // what t + 1 says about t
     for (int t = length_ - 1; t >= 0; --t) {
-      const int c = counted ? budget_ - count : 0;
-      const T *value = on_.data + t * width + c, *best = best_.data + (t + 2) * width + c;
-      const bool taken = now == kOn || (now == kFree && *value > best[-width]);
+      const std::uint8_t choice =
+          choice_.data[t * width + (counted ? std::min(budget_ - count, t + 1) : 0)];
+      const bool taken = now == kOn || (now == kFree && (choice & kTaken) != 0);
       now = kFree;
       on[t] = taken ? t : -1;
       if (t > 0) features[t - 1] = -1;
       if (!taken) continue;
       ++count;
       if (t == 0) break;
-      const int step = counted ? 1 : 0;  // one less remains for those before
-      const T apart = best[-2 * width - step] + eta_u[t];
-      now = value[-width - step] + gain_.data[t] > apart ? kOn : kOff;
+      now = (choice & kJoined) != 0 ? kOn : kOff;
       if (now == kOn) features[t - 1] = per_step_ ? t - 1 : 0;
     }
     return count;
@@ -125,9 +139,10 @@ class SequenceBudget {
 
   int length_ = 0, most_ = 0, budget_ = 0;
   bool per_step_ = false;
-  Span<T> gain_;  // (L,)
-  Span<T> on_;    // (L, budget + 1)
-  Span<T> best_;  // (L + 2, budget + 1)
+  Span<T> gain_;               // (L,)
+  Span<T> on_;                 // (2, budget + 1)
+  Span<T> best_;               // (3, budget + 1)
+  Span<std::uint8_t> choice_;  // (L, budget + 1)
 };
 
 }  // namespace factormax::oracle

@@ -90,20 +90,19 @@ class StructureSet {
     append(0, true);
   }
 
+  // Whether one more would need more memory; of d + 1 structures no other is independent.
+  bool is_full() const { return count == shape_.capacity && count <= shape_.vars; }
+
   // c_i = v . m_i
-  void gather(const double* v, Span<double> c) const {
+  FACTORMAX_VECTOR void gather(const double* v, Span<double> c) const {
     for (int i = 0; i < count; ++i) c[i] = sum_on(i, v);
   }
 
   // v = sum_i c_i m_i
-  void scatter(const double* c, double* v) const {
+  FACTORMAX_VECTOR void scatter(const double* c, double* v) const {
     std::fill(v, v + shape_.vars, 0.0);
     for (int i = 0; i < count; ++i) {
-      if (c[i] == 0) continue;
-      const std::int32_t* list = on(i);
-      for (int s = 0; s < shape_.slots; ++s) {
-        if (list[s] >= 0) v[list[s]] += c[i];
-      }
+      if (c[i] != 0) add_on(i, c[i], v);
     }
   }
 
@@ -177,9 +176,6 @@ class StructureSet {
  protected:
   static constexpr double kDependent = 1e-10;
 
-  // Whether one more would need more memory; of d + 1 structures no other is independent.
-  bool is_full() const { return count == shape_.capacity && count <= shape_.vars; }
-
   double* row(int i) const { return factor_.data + std::int64_t(i) * (i + 1) / 2; }
 
   // What all structures at hand score, less the quadratic: the multiplier of 1^T p = 1.
@@ -192,13 +188,35 @@ class StructureSet {
     return shift_ + 1 - (1 - along) / norm;
   }
 
-  double sum_on(int i, const double* v) const {
+  // As many slots as variables: slot j is variable j, or empty. Which are empty is hard to foresee,
+  // so the loops over them have no branch.
+  bool in_place() const { return shape_.slots == shape_.vars; }
+
+  FACTORMAX_INLINE double sum_on(int i, const double* v) const {
     const std::int32_t* list = on(i);
     double sum = 0;
+    if (in_place()) {
+#pragma omp simd reduction(+ : sum)
+      for (int j = 0; j < shape_.slots; ++j) sum += list[j] < 0 ? 0.0 : v[j];
+      return sum;
+    }
     for (int s = 0; s < shape_.slots; ++s) {
       if (list[s] >= 0) sum += v[list[s]];
     }
     return sum;
+  }
+
+  // v += c m_i
+  FACTORMAX_INLINE void add_on(int i, double c, double* v) const {
+    const std::int32_t* list = on(i);
+    if (in_place()) {
+#pragma omp simd
+      for (int j = 0; j < shape_.slots; ++j) v[j] += list[j] < 0 ? 0.0 : c;
+      return;
+    }
+    for (int s = 0; s < shape_.slots; ++s) {
+      if (list[s] >= 0) v[list[s]] += c;
+    }
   }
 
   double score(int i, const double* x, const double* eta_v) const {
