@@ -193,6 +193,57 @@ def oracles(quick: bool) -> Section:
     return table("Oracles, µs a call, random scores, one thread", header, rows), record
 
 
+def sequences(quick: bool) -> Section:
+    """One sequence at scores of all sizes, forward and backward; each beside itself at scale 1."""
+    rows: list[list[object]] = []
+    record: dict[str, Any] = {}
+    scales = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-6, 0.0)
+    for length, states in ((20, 25), (50, 25), (100, 10)):
+        for banded in (False, True):
+            forward, backward = {}, {}
+            for scale in scales:
+                rng = np.random.default_rng(1)
+                scores = scale * rng.standard_normal((length, states))
+                transitions = scale * rng.standard_normal((length - 1, states, states))
+                if banded:
+                    state = np.arange(states)
+                    transitions[:] = -0.5 * scale * np.abs(state - state[:, None])
+                fg = fm.FactorGraph()
+                u = fg.variable_from(scores)
+                sequence = fg.add(fm.Sequence(u, transitions))
+                solution = fg.solve(on_failure="raise")
+                certify_flow(scores, transitions, u.value, sequence.value)
+                grad = rng.standard_normal(scores.shape)
+                forward[str(scale)] = fg.solve
+                backward[str(scale)] = lambda s=solution, u=u, g=grad: s.vjp({u: g})
+            times = interleaved(forward, 3 if quick else 9)
+            back = interleaved(backward, 3 if quick else 9)
+            name = f"{length}x{states}{', banded' if banded else ''}"
+            for scale in scales:
+                ms, back_ms = 1e3 * times[str(scale)], 1e3 * back[str(scale)]
+                ratio = times[str(scale)] / times["1.0"]
+                rows.append([name, f"{scale:g}", ms, ratio, back_ms])
+                record[f"{name} at {scale:g}"] = {"forward": ms, "ratio": ratio, "back": back_ms}
+    header = ["", "scale", "forward", "to scale 1", "backward"]
+    return table("Sequences at any scale, ms, one instance", header, rows), record
+
+
+def certify_flow(
+    scores: np.ndarray, transitions: np.ndarray, mu: np.ndarray, flow: np.ndarray
+) -> None:
+    """Flows with the marginals mu, and no path that is better at the scores less mu."""
+    scores = scores - scores.mean(axis=1, keepdims=True)
+    reduced = scores - mu + 1 / scores.shape[1]
+    best = reduced[-1]
+    for t in range(len(transitions) - 1, -1, -1):
+        best = reduced[t] + (transitions[t] + best).max(axis=1)
+    gap = best.max() - (reduced * mu).sum() - (transitions * flow).sum()
+    size = np.abs(scores).max() + np.abs(transitions).max()
+    require(flow.min() >= 0 and abs(gap) <= 1e-11 * size + 1e-15, "sequence: optimal")
+    lack = max(np.abs(flow.sum(2) - mu[:-1]).max(), np.abs(flow.sum(1) - mu[1:]).max())
+    require(lack <= 1e-11, "sequence: marginals")
+
+
 def many(factor: fm.DepTree | fm.Matching, scores: np.ndarray) -> object:
     """The best structure for each of many scores, in one call of the core."""
     count = len(scores)
@@ -205,4 +256,8 @@ def many(factor: fm.DepTree | fm.Matching, scores: np.ndarray) -> object:
     )
 
 
-SECTIONS: dict[str, Callable[[bool], Section]] = {"structured": structured, "oracles": oracles}
+SECTIONS: dict[str, Callable[[bool], Section]] = {
+    "structured": structured,
+    "sequences": sequences,
+    "oracles": oracles,
+}

@@ -492,7 +492,7 @@ void require_structures(const Problem<T>& p, std::size_t batch,
           "the lists of structures do not fit together");
 }
 
-// An instance is solved by rows as a whole, or not at all.
+// An instance is solved by rows as a whole, or not at all; a sequence is solved by flows or not.
 template <class T>
 void require_cuts(const Problem<T>& p, std::size_t batch, const Vector<const std::int32_t>& count,
                   const Vector<const std::int32_t>& num_cuts,
@@ -502,16 +502,17 @@ void require_cuts(const Problem<T>& p, std::size_t batch, const Vector<const std
   const bool possible = factormax::RowForm<T>::possible(p);
   std::size_t members = 0;
   for (std::size_t k = 0; k < num_cuts.shape(0); ++k) {
-    const bool by_rows = num_cuts(k) >= 0;
-    require(by_rows == (num_cuts(k - k % factors) >= 0) && (possible || !by_rows) &&
-                (count(k) == 0 || !by_rows),
+    const int f = static_cast<int>(k % factors), kind = p.structured.kind[f];
+    const bool is_sequence = kind == static_cast<int>(factormax::OracleKind::sequence);
+    const bool is_tree = kind == static_cast<int>(factormax::OracleKind::tree);
+    const bool listed = num_cuts(k) >= 0;
+    require((listed == (num_cuts(k - k % factors) >= 0) || !possible) &&
+                (possible || is_sequence || !listed) && (count(k) == 0 || !listed),
             "num_cuts does not fit the structures");
-    if (!by_rows) continue;
-    const int f = static_cast<int>(k % factors);
-    const bool is_tree = p.structured.kind[f] == static_cast<int>(factormax::OracleKind::tree);
-    require(is_tree || num_cuts(k) == 1, "a matching has one list of columns");
+    if (!listed) continue;
+    require(is_tree || num_cuts(k) == 1, "a matching, or a sequence, has one list");
     members += static_cast<std::size_t>(num_cuts(k)) *
-               static_cast<std::size_t>(factormax::RowForm<T>::list_length(p.structured, f));
+               static_cast<std::size_t>(factormax::list_length(p, f));
   }
   require(members == cuts.shape(0), "cuts has the wrong shape");
 }
@@ -540,7 +541,7 @@ using Structures = std::tuple<
     nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>>;
 
 // Returns the structures of the structured factors: count, prob, on, features, dense; and of those
-// that were solved by rows num_cuts, cuts.
+// that were solved by rows or flows num_cuts, cuts.
 template <class T>
 std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const T> warm,
                                 nb::object callbacks, Vector<std::int32_t> fault, int method,
@@ -582,7 +583,7 @@ std::optional<Structures> solve(FACTORMAX_BATCH_PARAMETERS, OptionalMatrix<const
   options.max_iter = max_iter;
   options.max_inner_iter = max_inner_iter;
   options.step_size = step_size;
-  require(0 <= by_rows && by_rows <= 2, "by_rows must be 0 (never) to 2 (always)");
+  require(0 <= by_rows && by_rows <= 3, "by_rows must be 0 (never) to 3 (listed)");
   options.by_rows = static_cast<factormax::ByRows>(by_rows);
   Batched<const T> start;
   if (warm) start = batched(*warm, batch, rows, "warm");

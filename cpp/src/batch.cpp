@@ -171,9 +171,15 @@ struct InstanceStructures {
 
   void take(const StructuredFactor& factor, bool present) {
     const ActiveSet& set = factor.set;
-    const int found = present ? set.count : 0;
+    const bool by_flow = present && factor.by_flow;
+    const int found = present && !by_flow ? set.count : 0;
     count.push_back(found);
-    num_cuts.push_back(factor.present && factor.impossible ? -2 : -1);
+    num_cuts.push_back(by_flow ? 1 : factor.present && factor.impossible ? -2 : -1);
+    if (by_flow) {
+      cuts.resize(cuts.size() + SequenceFlow::num_flags(factor.flow.shape()));
+      factor.flow.write_flags(cuts.data() + cuts.size() -
+                              SequenceFlow::num_flags(factor.flow.shape()));
+    }
     prob.insert(prob.end(), set.p.data, set.p.data + found);
     on.insert(on.end(), set.on(0), set.on(found));
     features.insert(features.end(), set.features(0), set.features(found));
@@ -312,8 +318,9 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
                ForwardState<T>& state, Control& control, bool may_poll) {
   Instance<T>& instance = state.instance;
   StructuredFactors<T>& structured = state.structured;
-  const bool by_rows = state.has_row_form && options.by_rows != ByRows::never &&
-                       (options.by_rows == ByRows::always || RowForm<T>::is_dense(p, i));
+  const bool by_rows =
+      state.has_row_form && (options.by_rows == ByRows::always ||
+                             (options.by_rows == ByRows::dense && RowForm<T>::is_dense(p, i)));
   if (by_rows && solve_by_rows(p, i, options, warm, out, found, state.by_rows, state.error, control,
                                may_poll)) {
     return;
@@ -321,11 +328,14 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   instance.prepare(p, i, method == Method::compact || method == Method::proximal);
   if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
   Result result = run(p, method, options, warm, state, control, may_poll);
+  const bool linear = method == Method::proximal || method == Method::ad3;
+  if (options.by_rows == ByRows::listed && result.status != Status::infeasible) {
+    structured.list_structures(!linear, result.primal_residual);
+  }
   if (structured.any() && structured.trouble() == ActiveSetResult::no_room) return;
   if (structured.any() && structured.trouble() == ActiveSetResult::stopped) {
     control.stop.store(true, std::memory_order_relaxed);
   }
-  const bool linear = method == Method::proximal || method == Method::ad3;
   if (linear) out.integral[i] = 0;
   if (result.status == Status::infeasible) {
     write_infeasible(p, instance, state.certificate, i, out);
@@ -439,9 +449,7 @@ StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
       at.features[i + 1] += k * sizes[f].feature_slots;
       at.dense[i + 1] += k * sizes[f].dense;
       const std::int64_t c = num_cuts[i * static_cast<std::int64_t>(sizes.size()) + f];
-      if (c > 0) {
-        at.cuts[i + 1] += c * RowForm<T>::list_length(problem.structured, static_cast<int>(f));
-      }
+      if (c > 0) at.cuts[i + 1] += c * list_length(problem, static_cast<int>(f));
     }
   }
   return at;
@@ -457,8 +465,16 @@ void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int6
   const std::int32_t* on = grads.on + at.on[i];
   const std::int32_t* features = grads.features + at.features[i];
   const double* dense = grads.dense + at.dense[i];
+  const std::int32_t* num_cuts = grads.num_cuts + i * all.size;
+  const std::uint8_t* flags = grads.cuts + at.cuts[i];
   for (int f = 0; f < all.size; ++f) {
     ActiveSet& set = all[f].set;
+    if (num_cuts[f] > 0) {
+      all[f].by_flow = all[f].has_flow && all[f].flow.adopt(flags, all[f].w.data);
+      all[f].present = all[f].present && all[f].by_flow;
+      flags += SequenceFlow::num_flags(all[f].flow.shape());
+      continue;
+    }
     for (int k = 0; k < count[f]; ++k) {
       std::copy(on, on + set.shape().slots, set.on(set.count));
       std::copy(features, features + set.shape().feature_slots, set.features(set.count));
@@ -499,7 +515,7 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
     grads.residual[i] = 0;
     return;
   }
-  if (p.structured.count > 0 && grads.num_cuts[i * p.structured.count] >= 0) {
+  if (RowForm<T>::possible(p) && grads.num_cuts[i * p.structured.count] >= 0) {
     grads.residual[i] = vjp_by_rows(p, i, grads, at, g, state);
     return;
   }
@@ -532,6 +548,15 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
                 oracle.is_dense() ? problem.structured.scores(f) : 0};
   }
   return sizes;
+}
+
+template <class T>
+int list_length(const Problem<T>& problem, int f) {
+  const Structured<T>& s = problem.structured;
+  if (s.kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) {
+    return RowForm<T>::list_length(s, f);
+  }
+  return SequenceFlow::num_flags(Oracle::sequence_shape(s.shapes(f)));
 }
 
 template <class T>
@@ -576,9 +601,10 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
   if (kinds > 0) {
     at = offsets_of(problem, batch, grads.count, grads.num_cuts);
     const std::int64_t all = batch * kinds;
-    rows = std::any_of(grads.num_cuts, grads.num_cuts + all, [](int c) { return c >= 0; });
-    const bool structures =
-        std::any_of(grads.num_cuts, grads.num_cuts + all, [](int c) { return c < 0; });
+    const bool possible = RowForm<T>::possible(problem);
+    const auto by_rows = [&](int c) { return possible && c >= 0; };
+    rows = std::any_of(grads.num_cuts, grads.num_cuts + all, by_rows);
+    const bool structures = !std::all_of(grads.num_cuts, grads.num_cuts + all, by_rows);
     growth = structures ? 1 : 0;
     const int most = *std::max_element(grads.count, grads.count + all);
     while (structures && 64 * growth < most) growth *= 4;
@@ -610,6 +636,7 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
   template void solve_batch<T>(const Problem<T>&, std::int64_t, Method, const Options&,          \
                                Batched<const T>, const Outputs<T>&, FoundStructures&, Control&); \
   template std::vector<StructureSizes> structure_sizes<T>(const Problem<T>&);                    \
+  template int list_length<T>(const Problem<T>&, int);                                           \
   template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
 
 FACTORMAX_INSTANTIATE(float)

@@ -166,11 +166,11 @@ void check_sequence(Random& random, const Shape& shape, int present, int kind, d
                     bool all) {
   Sequence<T> oracle;
   Workspace count;
-  oracle.allocate(shape.length, shape.states, shape.per_step, shape.has_initial, shape.has_final,
-                  count);
+  const factormax::oracle::SequenceShape sizes{shape.length, shape.states, shape.per_step,
+                                               shape.has_initial, shape.has_final};
+  oracle.allocate(sizes, count);
   Workspace ws(count.used());
-  oracle.allocate(shape.length, shape.states, shape.per_step, shape.has_initial, shape.has_final,
-                  ws);
+  oracle.allocate(sizes, ws);
   CHECK(ws.used() == count.used());
   CHECK(oracle.slots() == shape.length && oracle.feature_slots() == shape.length + 1);
 

@@ -211,7 +211,7 @@ class Solve:
 
     @cached_property
     def listed(self) -> RawSolution:
-        """The solution with its structures: solved again, by them, if it was found without."""
+        """The solution with its structures: solved again, to list them, if it was found without."""
         if self.raw.structures.is_complete:
             return self.raw
         assert self._to_list is not None

@@ -42,8 +42,9 @@ METHODS = {"admm": 1, "auto": 0}
 MAP_METHODS = {"ad3": 3, "auto": 2}
 _core: Any = _typed_core  # its overloads are chosen by dtype, at run time
 ABSENT_SIDE = 2  # Side::absent of the core
-#: Whether trees and matchings are solved by rows (ByRows of the core): where it is faster.
-NEVER, WHERE_DENSE, ALWAYS = range(3)
+#: Whether trees and matchings are solved by rows, and sequences by flows (ByRows of the core):
+#: where it is faster. LISTED: the structures are asked for.
+NEVER, WHERE_DENSE, ALWAYS, LISTED = range(4)
 BY_ROWS = WHERE_DENSE
 
 
@@ -62,7 +63,7 @@ class Options:
     whole: bool = False  # LP-MAP: a 0/1 structure also at ties
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
     deadline: float | None = None  # of time.monotonic: no pass of LP-MAP begins after it
-    list_structures: bool = False  # never solve by rows, which find marginals without them
+    list_structures: bool = False  # for marginals can be found without them
 
     @property
     def query(self) -> Literal["solve", "solve_map", "decode"]:
@@ -312,7 +313,9 @@ _NO_STRUCTURE = -2  # in place of the number of cuts
 def _by_rows(options: Options) -> int:
     """ByRows of the core. A limit on the oracle's calls asks for the oracle."""
     limited = options.max_inner_iter < Options.max_inner_iter
-    return NEVER if options.list_structures or limited else BY_ROWS
+    if limited or BY_ROWS == NEVER:
+        return NEVER
+    return LISTED if options.list_structures else BY_ROWS
 
 
 # CallbackFault of the core

@@ -29,10 +29,9 @@ class FoundStructures:
     on: npt.NDArray[np.int32]  # `slots` a structure
     features: npt.NDArray[np.int32]
     dense: npt.NDArray[np.float64]
-    num_cuts: npt.NDArray[
-        np.int32
-    ]  # (B * S,) lists of tight rows; −1: solved by structures, −2: none
-    cuts: npt.NDArray[np.uint8]  # the flags of these lists, `RowForm` of the core
+    num_cuts: npt.NDArray[np.int32]  # (B * S,) lists of flags if solved by rows or flows; else −1,
+    # or −2 if there is no structure
+    cuts: npt.NDArray[np.uint8]  # these flags: `RowForm` and `SequenceFlow` of the core
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -43,7 +42,7 @@ class FoundStructures:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the structures of all factors are there: rows find marginals without them."""
+        """Whether the structures of all factors are there: rows and flows do without."""
         return not self.num_cuts.size or bool(self.num_cuts.max() < 0)
 
     @classmethod

@@ -90,7 +90,8 @@ class AdmmSolver {
           structured_->go_on();
           if (result.status == Status::converged) result.status = Status::max_iter;
         } else {
-          structured_->complete(std::max(result.primal_residual, result.dual_residual));
+          structured_->complete(std::max(result.primal_residual, result.dual_residual), options,
+                                control, may_poll);
         }
       }
       result.oracle_calls = structured_->oracle_calls();
@@ -133,7 +134,7 @@ class AdmmSolver {
     for_structured([&](StructuredFactor& f, int) {
       const bool uniform = StructuredFactors<T>::set_weights(
           f, [&](int j) { return (gamma_ + quadratic_) / double(delta_[j] * delta_[j]); });
-      f.set.begin(f.w.data, uniform);
+      f.begin(uniform);
     });
   }
 

@@ -206,7 +206,7 @@ struct Gradients {
 };
 
 // c = M^T d + N^T d_v + d_p of every structured factor, docs/math.md (54), with d the gradient of
-// mu on hubs and what `of_link` gives on links; then visit(f, Qc).
+// mu on hubs and what `of_link` gives on links; then visit(f) with MQc in f.y, NQc in f.eta_v.
 template <class T, class OfLink, class Visit>
 void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& structured,
                         const Gradients<T>& grads, const T* d, const OfLink& of_link,
@@ -217,13 +217,10 @@ void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& s
     if (!f.present) continue;
     fill(f.y, 0.0);
     f.each([&](int k, int r) { f.y[k] = f.linked ? of_link(r) : double(d[f.var[k]]); });
-    f.set.gather(f.y.data, f.c);
     const T* d_v = grads.grad_mu_v + problem.num_pairs + problem.structured.score_ptr[i];
     for (int k = 0; k < f.eta_v.size; ++k) f.eta_v[k] = double(d_v[k]);  // scratch, here
-    f.set.gather_features(f.eta_v.data, f.c);
-    for (int k = 0; grad_p != nullptr && k < f.set.count; ++k) f.c[k] += grad_p[k];
+    f.pull_back(grad_p);
     if (grad_p != nullptr) grad_p += f.set.count;
-    f.set.project(f.c);
     visit(i, f);
   }
 }
@@ -272,7 +269,6 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     push_to_structures(
         problem, *structured, grads, d.data, [](int) { return 0.0; },
         [&](int, StructuredFactor& f) {
-          f.set.scatter(f.c.data, f.y.data);
           f.each([&](int k, int r) {
             if (!f.linked) {
               s[f.var[k]] = T(f.y[k]);
@@ -305,12 +301,9 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     };
     push_to_structures(problem, *structured, grads, d.data, of_link,
                        [&](int i, StructuredFactor& f) {
-                         fill(f.eta_v, 0.0);
-                         f.set.scatter_features(f.c.data, f.eta_v.data);
                          T* own = grad_scores + problem.structured.score_ptr[i];
                          for (int k = 0; k < f.eta_v.size; ++k) own[k] = T(f.eta_v[k]);
                          if (f.linked) return;
-                         f.set.scatter(f.c.data, f.y.data);
                          f.each([&](int k, int) { grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]); });
                        });
   }

@@ -18,9 +18,10 @@ struct FoundStructures {
   std::vector<std::int32_t> on;        // `slots` a structure: variables that are on, or -1
   std::vector<std::int32_t> features;  // `feature_slots` a structure: scores that count, or -1
   std::vector<double> dense;           // features of callbacks, all of them
-  // Of factors that were solved by their rows, which list no structures: see `RowForm`.
+  // Of factors that were solved by their rows or flows, which list no structures: see `RowForm` and
+  // `SequenceFlow`.
   std::vector<std::int32_t>
-      num_cuts;  // (B, S) lists of tight rows; -1: solved by structures, -2: there is none
+      num_cuts;  // (B, S) lists of flags; -1: solved by structures, -2: there is none
   std::vector<std::uint8_t> cuts;  // the flags of all lists
 };
 
@@ -30,6 +31,10 @@ struct StructureSizes {
 };
 template <class T>
 std::vector<StructureSizes> structure_sizes(const Problem<T>& problem);
+
+// How long the lists of flags are that stand for a factor's solution if its structures do not.
+template <class T>
+int list_length(const Problem<T>& problem, int f);
 
 // Bytes one thread works in.
 template <class T>

@@ -202,7 +202,7 @@ class CompactSolver {
     if (faces && structured_->trouble() == ActiveSetResult::solved &&
         result_.status != Status::infeasible && result_.status != Status::interrupted) {
       if (!structured_->stand_at(now_)) evaluate_at(now_);
-      structured_->complete(result_.primal_residual);
+      structured_->complete(result_.primal_residual, *options_, *control_, may_poll_);
     }
     switch (structured_->trouble()) {
       case ActiveSetResult::solved:

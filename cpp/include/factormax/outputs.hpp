@@ -54,8 +54,7 @@ void write_features(const Problem<T>& p, const StructuredFactors<T>& structured,
   for (int f = 0; f < structured.all().size; ++f) {
     StructuredFactor& factor = structured.all()[f];
     if (!factor.present) continue;
-    fill(factor.eta_v, 0.0);  // the marginals, from here on
-    factor.set.scatter_features(factor.set.p.data, factor.eta_v.data);
+    factor.write_features(factor.eta_v.data);  // the marginals, from here on
     T* own = mu_v + p.num_pairs + p.structured.score_ptr[f];
     for (int k = 0; k < factor.eta_v.size; ++k) own[k] = T(factor.eta_v[k]);
   }

@@ -132,8 +132,14 @@ struct Problem {
   int num_incidences() const { return num_entries + 2 * num_pairs + structured.num_links; }
 };
 
-// Whether trees and matchings are solved by the rows of their polytopes, without structures.
-enum class ByRows : std::int32_t { never = 0, dense = 1, always = 2 };
+// Whether structured factors are solved without structures: trees and matchings by the rows of
+// their polytopes, sequences by the flows on their transitions.
+enum class ByRows : std::int32_t {
+  never = 0,
+  dense = 1,   // where that is faster
+  always = 2,  // where it can be done
+  listed = 3,  // structures are asked for: not by rows; flows are taken apart into paths
+};
 
 struct Options {
   double tol = 1e-6;

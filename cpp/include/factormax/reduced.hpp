@@ -483,7 +483,7 @@ class ReducedSystem {
       const int r = active[i];
       for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
         const std::int32_t j = p.col[k];
-        if (!p.in_hub[j] || all[structured_->hub_of[j]].set.is_vertex()) continue;
+        if (!p.in_hub[j] || all[structured_->hub_of[j]].is_vertex()) continue;
         hub_var_[e] = j;
         hub_coef_[e] = p.coef[k] * p.scale[r];
         ++e;
@@ -492,7 +492,7 @@ class ReducedSystem {
       hub_ptr_[i + 1] = e;
     }
     for (const StructuredFactor& f : all) {
-      if (!f.present || !f.linked || f.set.is_vertex()) continue;
+      if (!f.present || !f.linked || f.is_vertex()) continue;
       f.each([&](int, int r) {
         if (position_[r] == 0) position_[r] = 1;
       });
@@ -510,12 +510,12 @@ class ReducedSystem {
     structured_->apply_hubs(moved_.data, moved_.data);
     add_hub_products(moved_.data, out);
     for (StructuredFactor& f : structured_->all()) {
-      if (!f.present || !f.linked || f.set.is_vertex()) continue;
+      if (!f.present || !f.linked || f.is_vertex()) continue;
       fill(f.y, 0.0);
       f.each([&](int k, int r) {
         if (position_[r] >= 0) f.y[k] = double(t[position_[r]]) * scale_[r];
       });
-      StructuredFactors<T>::apply(f);
+      f.apply();
       f.each([&](int k, int r) {
         if (position_[r] >= 0) out[position_[r]] += T(f.y[k]) * scale_[r];
       });
@@ -536,7 +536,11 @@ class ReducedSystem {
   void add_structured() {
     for (int f = 0; f < structured_->all().size; ++f) {
       StructuredFactor& factor = structured_->all()[f];
-      if (!factor.present || factor.set.is_vertex()) continue;
+      if (!factor.present || factor.is_vertex()) continue;
+      if (factor.by_flow) {
+        add_flow(f, factor);
+        continue;
+      }
       const int k = factor.set.count;
       int rows = 0;
       const auto take = [&](int i) {  // row i, whose entries are in factor.y
@@ -573,6 +577,43 @@ class ReducedSystem {
     }
     for (int i = 0; i < count; ++i) diagonal_[i] = matrix_row(i)[i];
     drop_rigid();
+  }
+
+  // The same of flows, which have no B: a product with J for each row.
+  void add_flow(int f, StructuredFactor& factor) {
+    if (factor.linked) {
+      factor.each([&](int local, int r) {
+        if (position_[r] < 0) return;
+        fill(factor.y, 0.0);
+        factor.y[local] = double(scale_[r]);
+        factor.apply();
+        factor.each([&](int other, int q) {
+          if (position_[q] < 0 || q > r) return;
+          matrix_row(position_[r])[position_[q]] += T(factor.y[other]) * scale_[q];
+        });
+      });
+      return;
+    }
+    // visit(place in the factor, coefficient): the entries of a row that are of this factor
+    const auto each = [&](int i, const auto& visit) {
+      bool any = false;
+      for (int e = hub_ptr_[i]; e < hub_ptr_[i + 1]; ++e) {
+        if (structured_->hub_of[hub_var_[e]] != f) continue;
+        visit(structured_->local[hub_var_[e]], double(hub_coef_[e]));
+        any = true;
+      }
+      return any;
+    };
+    for (int i = 0; i < count; ++i) {
+      fill(factor.y, 0.0);
+      if (!each(i, [&](int k, double coef) { factor.y[k] = coef; })) continue;
+      factor.apply();
+      for (int j = 0; j <= i; ++j) {
+        double sum = 0;
+        each(j, [&](int k, double coef) { sum += coef * factor.y[k]; });
+        matrix_row(i)[j] += T(sum);
+      }
+    }
   }
 
   FACTORMAX_VECTOR void add_products(int rows, int k) {

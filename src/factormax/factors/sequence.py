@@ -21,7 +21,9 @@ class Sequence(StructuredFactor):
 
     $$\sum_t \eta_{t, s_t} + \sum_t T_{t, s_t, s_{t+1}} + a_{s_1} + b_{s_L}.$$
 
-    After a query, `value` holds the expected transitions, in the shape of `transitions`.
+    After a query, `value` holds the expected transitions, in the shape of `transitions`. Where
+    several mixtures of sequences have the same marginals and are equally good, it is that of one
+    of them, and so is its gradient.
 
     Args:
         u: `(length, states)`. A step that is all masked is absent, and such steps come last; a

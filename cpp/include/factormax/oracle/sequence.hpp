@@ -13,21 +13,34 @@
 
 namespace factormax::oracle {
 
+// Where its scores are.
+struct SequenceShape {
+  int length = 0, states = 0;
+  bool per_step = false, has_initial = false, has_final = false;
+
+  // The transitions from a state into step t.
+  int transition_at(int t, int from) const {
+    return ((per_step ? (t - 1) * states : 0) + from) * states;
+  }
+  int initial_at() const { return (per_step ? length - 1 : 1) * states * states; }
+  int final_at() const { return initial_at() + (has_initial ? states : 0); }
+  int num_scores() const { return final_at() + (has_final ? states : 0); }
+};
+
 template <class T>
 class Sequence {
  public:
-  void allocate(int length, int states, bool per_step, bool has_initial, bool has_final,
-                Workspace& ws) {
-    length_ = length;
-    states_ = states;
-    per_step_ = per_step;
-    has_initial_ = has_initial;
-    has_final_ = has_final;
-    best_ = ws.take<T>(std::int64_t(length) * states);
+  void allocate(const SequenceShape& shape, Workspace& ws) {
+    shape_ = shape;
+    length_ = shape.length;
+    states_ = shape.states;
+    best_ = ws.take<T>(std::int64_t(length_) * states_);
   }
 
   int num_vars() const { return length_ * states_; }
-  int num_scores() const { return final_at() + (has_final_ ? states_ : 0); }
+  int num_scores() const { return shape_.num_scores(); }
+  const SequenceShape& shape() const { return shape_; }
+  int steps() const { return present_; }  // after `prepare`
   int slots() const { return length_; }
   int feature_slots() const { return length_ + 1; }  // transitions, then initial, then final
 
@@ -44,25 +57,26 @@ class Sequence {
     if (present_ == 0) return true;
 
     // best[t, s]: of the sequences that end in state s at step t
-    const int S = states_, block = per_step_ ? S * S : 0;
+    const int S = states_;
+    const bool has_initial = shape_.has_initial, has_final = shape_.has_final;
     T* best = best_.data;
-    const T* initial = eta_v + initial_at();
+    const T* initial = eta_v + shape_.initial_at();
 #pragma omp simd
-    for (int s = 0; s < S; ++s) best[s] = has_initial_ ? initial[s] + eta_u[s] : eta_u[s];
+    for (int s = 0; s < S; ++s) best[s] = has_initial ? initial[s] + eta_u[s] : eta_u[s];
     for (int t = 1; t < present_; ++t) {
       T* next = best + t * S;
       const T* eta = eta_u + t * S;
-      max_plus(next - S, eta_v + (t - 1) * block, S, S, next);
+      max_plus(next - S, eta_v + shape_.transition_at(t, 0), S, S, next);
 #pragma omp simd
       for (int s = 0; s < S; ++s) next[s] += eta[s];
     }
 
     const T* last = best + (present_ - 1) * S;
-    const T* final = eta_v + final_at();
+    const T* final = eta_v + shape_.final_at();
     T most = -std::numeric_limits<T>::infinity();
     int state = -1;
     for (int s = 0; s < S; ++s) {
-      const T value = has_final_ ? last[s] + final[s] : last[s];
+      const T value = has_final ? last[s] + final[s] : last[s];
       if (value > most) {
         most = value;
         state = s;
@@ -70,23 +84,20 @@ class Sequence {
     }
     if (state < 0) return false;
 
-    if (has_final_) features[length_] = final_at() + state;
+    if (has_final) features[length_] = shape_.final_at() + state;
     for (int t = present_ - 1; t > 0; --t) {
       on[t] = t * S + state;
-      const int from = previous(best + (t - 1) * S, eta_v + (t - 1) * block + state,
+      const int from = previous(best + (t - 1) * S, eta_v + shape_.transition_at(t, 0) + state,
                                 eta_u[t * S + state], best[t * S + state]);
-      features[t - 1] = (t - 1) * block + from * S + state;
+      features[t - 1] = shape_.transition_at(t, from) + state;
       state = from;
     }
     on[0] = state;
-    if (has_initial_) features[length_ - 1] = initial_at() + state;
+    if (has_initial) features[length_ - 1] = shape_.initial_at() + state;
     return true;
   }
 
  private:
-  int initial_at() const { return (per_step_ ? length_ - 1 : 1) * states_ * states_; }
-  int final_at() const { return initial_at() + (has_initial_ ? states_ : 0); }
-
   bool any_allowed(const T* eta) const {
     for (int s = 0; s < states_; ++s) {
       if (eta[s] != -std::numeric_limits<T>::infinity()) return true;
@@ -101,8 +112,8 @@ class Sequence {
     return from;
   }
 
+  SequenceShape shape_;
   int length_ = 0, states_ = 0, present_ = 0;
-  bool per_step_ = false, has_initial_ = false, has_final_ = false;
   Span<T> best_;  // (L, S)
 };
 

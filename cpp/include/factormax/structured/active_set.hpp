@@ -105,9 +105,10 @@ class ActiveSet : public StructureSet {
 
   // Adds structures, with probability 0, until those at hand span the optimal face: the derivative
   // needs that, the solution does not. After `solve` with the same arguments. docs/math.md (53).
-  // error: of x; a smaller probability may be its doing, and such structures go first.
+  // error: of x; a smaller probability may be its doing, and such structures go first. Holds no
+  // more than `most`.
   ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, double error,
-                           double* v) {
+                           int most, double* v) {
     prune(2 * error, v);
     if (count == 1) return ActiveSetResult::solved;  // a vertex
     const double size = 1 + std::fabs(shift_);
@@ -123,12 +124,8 @@ class ActiveSet : public StructureSet {
       }
       gather(direction_.data, work_);
       project(work_);
-      for (int i = 0; i < count; ++i) {
-        for (int s = 0; s < shape_.slots; ++s) {
-          const std::int32_t j = on(i)[s];
-          if (j >= 0) direction_[j] -= w_[j] * work_[i];
-        }
-      }
+      scatter(work_.data, probe_.data);
+      for (int j = 0; j < shape_.vars; ++j) direction_[j] -= w_[j] * probe_[j];
       found = false;
       for (const double step : {1e-6, -1e-6, 1e-8, -1e-8}) {
         for (int j = 0; j < shape_.vars; ++j) {
@@ -139,6 +136,7 @@ class ActiveSet : public StructureSet {
         const double gap = tau() - score(count, residual_.data, eta_v);
         near_by |= gap > on_face;
         if (gap > on_face) continue;
+        if (count >= most) return ActiveSetResult::limit;
         if (is_full()) return ActiveSetResult::no_room;
         theta_[count] = score(count, x, eta_v) - shift_;
         found = append(theta_[count]);
@@ -149,6 +147,15 @@ class ActiveSet : public StructureSet {
       if (found) p[count - 1] = 0;
     }
     return ActiveSetResult::solved;
+  }
+
+  // After structures were adopted that make up the solution at x: v, and their face if asked for.
+  ActiveSetResult settle_at(const double* x, const double* eta_v, Oracle& oracle, bool face,
+                            double error, double* v) {
+    set_scores(x, eta_v);
+    average(v);
+    if (!face) return ActiveSetResult::solved;
+    return complete(x, eta_v, oracle, error, std::numeric_limits<int>::max(), v);
   }
 
   // Holds the best structure for x alone.

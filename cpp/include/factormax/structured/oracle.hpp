@@ -29,8 +29,7 @@ class Oracle {
         make<oracle::Assignment<double>>(ws, shape[0], shape[1]);
         break;
       case OracleKind::sequence:
-        make<oracle::Sequence<double>>(ws, shape[0], shape[1], shape[2] != 0, shape[3] != 0,
-                                       shape[4] != 0);
+        make<oracle::Sequence<double>>(ws, sequence_shape(shape));
         break;
       case OracleKind::sequence_budget:
         make<oracle::SequenceBudget<double>>(ws, shape[0], shape[1] != 0, shape[2]);
@@ -42,6 +41,10 @@ class Oracle {
         make<oracle::Callback>(ws, vars, shape[0]);
         break;
     }
+  }
+
+  static oracle::SequenceShape sequence_shape(Span<const std::int32_t> shape) {
+    return {shape[0], shape[1], shape[2] != 0, shape[3] != 0, shape[4] != 0};
   }
 
   // Once an instance; false if there is no structure.

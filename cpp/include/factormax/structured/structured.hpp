@@ -8,16 +8,22 @@
 
 #include "factormax/dual.hpp"
 #include "factormax/structured/active_set.hpp"
+#include "factormax/structured/sequence_flow.hpp"
 
 namespace factormax {
 
-// One of them.
+// One of them. Its solution is a mixture of structures, or, for a sequence with many of them,
+// flows.
 struct StructuredFactor {
   Oracle oracle;
   ActiveSet set;
+  SequenceFlow flow;
   bool present = false;  // some of its variables are
   bool linked = false;
   bool impossible = false;  // the oracle found no structure
+  bool has_flow = false;    // it is a sequence whose flows have room
+  bool may_flow = false;    // and they have not failed yet
+  bool by_flow = false;     // the solution at hand is `flow`, not `set`
   int first_link = 0;       // row of its first variable that is present
   Span<std::int32_t> var;   // (d,) of the Instance, -1 where masked
   Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
@@ -31,6 +37,146 @@ struct StructuredFactor {
     int r = first_link;
     for (int k = 0; k < var.size; ++k) {
       if (var[k] >= 0) visit(k, r++);
+    }
+  }
+
+  // Nothing is known of the solution. uniform: all weights w are the same.
+  void begin(bool uniform) {
+    set.begin(w.data, uniform);
+    by_flow = false;
+    may_flow = has_flow;
+    if (has_flow) flow.begin(x.data);
+  }
+
+  // Other weights; the next solve begins at the solution at hand.
+  void reweigh(bool uniform) {
+    if (!by_flow) set.reweigh(w.data, uniform);
+  }
+
+  // SparseMAP at x, into v.
+  ActiveSetResult solve(const Options& options, Control& control, bool may_poll) {
+    const bool can = may_flow && options.by_rows != ByRows::never;
+    if (!by_flow && !(can && options.by_rows == ByRows::always)) {
+      const int most = can ? std::min(few(), options.max_inner_iter) : options.max_inner_iter;
+      if (!can || set.count <= most) {
+        const ActiveSetResult result = by_structures(most, control, may_poll);
+        const bool many = result == ActiveSetResult::limit || result == ActiveSetResult::no_room;
+        if (!can || !many) return result;
+      }
+    }
+    return by_flows(options, control, may_poll);
+  }
+
+  // The face of the solution, for the derivative. error: of x.
+  ActiveSetResult complete(double error, const Options& options, Control& control, bool may_poll) {
+    if (!by_flow) {
+      const bool can = may_flow && options.by_rows != ByRows::never;
+      const int most = can ? few() : std::numeric_limits<int>::max();
+      ActiveSetResult result = set.complete(x.data, eta_v.data, oracle, error, most, v.data);
+      if (result != ActiveSetResult::limit) return result;
+      result = by_flows(options, control, may_poll);
+      if (!by_flow || result != ActiveSetResult::solved) return result;
+    }
+    flow.complete(x.data, eta_v.data, error);
+    return ActiveSetResult::solved;
+  }
+
+  // Flows as structures, with their whole face if that is asked for.
+  ActiveSetResult list_structures(bool face, double error) {
+    if (!by_flow) return ActiveSetResult::solved;
+    by_flow = false;
+    if (!flow.list_paths(set)) return ActiveSetResult::no_room;
+    return set.settle_at(x.data, eta_v.data, oracle, face, error, v.data);
+  }
+
+  // Whether a structure at hand is just y, a 0/1 assignment; then its features add to `value`, and
+  // `keep` makes it the only one.
+  bool holds(bool keep, double& value) {
+    int found = 0;
+    if (by_flow) {
+      const std::int32_t* path = flow.path_of(y.data, eta_v.data);
+      if (path == nullptr) return false;
+      flow.write_path(path, set.on(0), set.features(0));
+    } else {
+      found = set.find(y.data);
+      if (found < 0) return false;
+    }
+    value += set.feature_score(found, eta_v.data);
+    if (keep) {
+      by_flow = false;
+      set.keep_only(found, v.data);
+    }
+    return true;
+  }
+
+  double feature_value() const {
+    if (!by_flow) return set.feature_value(eta_v.data);
+    double sum = 0;
+    flow.each_feature(v.data, [&](int k, double value) { sum += value * eta_v[k]; });
+    return sum;
+  }
+
+  // out: (s,) the marginals of the scores.
+  void write_features(double* out) const {
+    std::fill_n(out, eta_v.size, 0.0);
+    if (by_flow) {
+      flow.each_feature(v.data, [&](int k, double value) { out[k] += value; });
+    } else {
+      set.scatter_features(set.p.data, out);
+    }
+  }
+
+  // Nothing moves.
+  bool is_vertex() const { return by_flow ? flow.is_vertex() : set.is_vertex(); }
+
+  // y <- J y, docs/math.md (52), (66)
+  void apply() {
+    if (is_vertex()) {
+      fill(y, 0.0);
+    } else if (by_flow) {
+      flow.apply(y.data);
+    } else {
+      set.gather(y.data, c);
+      set.project(c);
+      set.scatter(c.data, y.data);
+    }
+  }
+
+  // y, eta_v <- M Q c, N Q c with c = M^T y + N^T eta_v + d_p, docs/math.md (54). d_p: (count,) or
+  // null.
+  void pull_back(const double* d_p) {
+    if (by_flow) return flow.respond(y.data, eta_v.data);
+    set.gather(y.data, c);
+    set.gather_features(eta_v.data, c);
+    for (int k = 0; d_p != nullptr && k < set.count; ++k) c[k] += d_p[k];
+    set.project(c);
+    set.scatter(c.data, y.data);
+    fill(eta_v, 0.0);
+    set.scatter_features(c.data, eta_v.data);
+  }
+
+ private:
+  // A sequence with few structures has found them after a call or two for each of its steps.
+  int few() const { return 64 + flow.shape().length; }
+
+  ActiveSetResult by_structures(int most_calls, Control& control, bool may_poll) {
+    return set.solve(x.data, eta_v.data, oracle, most_calls, control, may_poll, v.data);
+  }
+
+  ActiveSetResult by_flows(const Options& options, Control& control, bool may_poll) {
+    if (set.count > 0) flow.begin_at(set);
+    set.count = 0;
+    by_flow = true;
+    switch (flow.solve(x.data, eta_v.data, w.data, control, may_poll, set.calls, v.data)) {
+      case SequenceFlow::End::solved:
+        return ActiveSetResult::solved;
+      case SequenceFlow::End::no_structure:
+        return ActiveSetResult::no_structure;
+      case SequenceFlow::End::stopped:
+        return ActiveSetResult::stopped;
+      default:  // from now on without
+        by_flow = may_flow = false;
+        return by_structures(options.max_inner_iter, control, may_poll);
     }
   }
 };
@@ -57,6 +203,11 @@ class StructuredFactors {
       shape.capacity = capacity(vars, shape.slots, growth);
       most_structures = std::max(most_structures, shape.capacity);
       made.set.allocate(shape, ws);
+      if (s.kind[f] == static_cast<std::int8_t>(OracleKind::sequence)) {
+        const oracle::SequenceShape sequence = Oracle::sequence_shape(s.shapes(f));
+        made.has_flow = SequenceFlow::fits(sequence);
+        if (made.has_flow) made.flow.allocate(sequence, ws);
+      }
       made.var = ws.take<std::int32_t>(vars);
       for (Span<double>* a : {&made.x, &made.v, &made.w, &made.y}) *a = ws.take<double>(vars);
       made.eta_v = ws.take<double>(s.scores(f));
@@ -115,7 +266,7 @@ class StructuredFactors {
         factor.barrier[k] = forbidden ? factor.eta_v[k] : 0.0;
       }
       const bool uniform = set_weights(factor, [&](int j) { return double(p.weight[j]); });
-      factor.set.begin(factor.w.data, uniform);
+      factor.begin(uniform);
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
       const double number = param == nullptr ? 0.0 : param[f];
@@ -143,7 +294,7 @@ class StructuredFactors {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
       load(p, at, f);
       solve_alone(f, options, control, may_poll);
-      extra += f.set.feature_value(f.eta_v.data);
+      extra += f.feature_value();
       f.each([&](int k, int) {
         if (f.linked) {
           extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
@@ -181,7 +332,7 @@ class StructuredFactors {
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
       const bool uniform = set_weights(f, [&](int j) { return double(p.weight[j]); });
-      f.set.reweigh(f.w.data, uniform);
+      f.reweigh(uniform);
       load(p, at, f);
       solve_alone(f, options, control, may_poll);
       if (!f.linked) f.each([&](int k, int) { at.mu[f.var[k]] = T(f.v[k]); });
@@ -190,8 +341,7 @@ class StructuredFactors {
 
   // SparseMAP of one factor at f.x, into f.v.
   void solve_alone(StructuredFactor& f, const Options& options, Control& control, bool may_poll) {
-    problem_ = f.set.solve(f.x.data, f.eta_v.data, f.oracle, options.max_inner_iter, control,
-                           may_poll, f.v.data);
+    problem_ = f.solve(options, control, may_poll);
     f.impossible = problem_ == ActiveSetResult::no_structure;
   }
 
@@ -200,10 +350,18 @@ class StructuredFactors {
 
   // At the solution: the faces, for the derivative, where the factors stand. error: of the
   // solution.
-  void complete(double error) {
+  void complete(double error, const Options& options, Control& control, bool may_poll) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
-      problem_ = f.set.complete(f.x.data, f.eta_v.data, f.oracle, error, f.v.data);
+      problem_ = f.complete(error, options, control, may_poll);
+    }
+  }
+
+  // Flows as structures; `faces`: with those that complete the face.
+  void list_structures(bool faces, double error) {
+    for (StructuredFactor& f : factors_) {
+      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+      problem_ = f.list_structures(faces, error);
     }
   }
 
@@ -213,27 +371,16 @@ class StructuredFactors {
       if (!f.present || f.linked) continue;
       fill(f.y, 0.0);
       f.each([&](int k, int) { f.y[k] = double(v[f.var[k]]); });
-      apply(f);
+      f.apply();
       f.each([&](int k, int) { y[f.var[k]] = T(f.y[k]); });
     }
-  }
-
-  // f.y <- J f.y,  J = M Q M^T
-  static void apply(StructuredFactor& f) {
-    if (f.set.is_vertex()) {
-      fill(f.y, 0.0);
-      return;
-    }
-    f.set.gather(f.y.data, f.c);
-    f.set.project(f.c);
-    f.set.scatter(f.c.data, f.y.data);
   }
 
   // eta_v . Np of all.
   double feature_value() const {
     double sum = 0;
     for (const StructuredFactor& f : factors_) {
-      if (f.present) sum += f.set.feature_value(f.eta_v.data);
+      if (f.present) sum += f.feature_value();
     }
     return sum;
   }
@@ -283,13 +430,7 @@ class StructuredFactors {
         if (!f.present) continue;
         fill(f.y, 0.0);
         f.each([&](int k, int) { f.y[k] = double(assignment[f.var[k]]); });
-        const int found = f.set.find(f.y.data);
-        if (found < 0) return false;
-        if (pass == 0) {
-          value += f.set.feature_score(found, f.eta_v.data);
-        } else {
-          f.set.keep_only(found, f.v.data);
-        }
+        if (!f.holds(pass == 1, value)) return false;
       }
     }
     return true;

@@ -1,0 +1,279 @@
+// SparseMAP of a sequence by the flows on its transitions, docs/math.md (62)-(69). An active set of
+// paths walks over many of them where scores are close to one another; the flows do not mind.
+#pragma once
+
+#include "factormax/structured/flow_face.hpp"
+#include "factormax/structured/flow_interior.hpp"
+#include "factormax/structured/structure_set.hpp"
+
+namespace factormax {
+
+class SequenceFlow {
+ public:
+  // Whether the flows of all edges have room.
+  static bool fits(const oracle::SequenceShape& s) {
+    return std::int64_t(s.length) * s.states * s.states <= std::int64_t(1) << 22;
+  }
+
+  void allocate(const oracle::SequenceShape& shape, Workspace& ws) {
+    face_.allocate(shape, ws);
+    interior_.allocate(shape, ws);
+    x_ = ws.take<double>(shape.length * shape.states);
+    path_ = ws.take<std::int32_t>(shape.length);
+  }
+
+  const oracle::SequenceShape& shape() const { return face_.shape(); }
+
+  // Nothing is known of the solution. x: -inf where masked.
+  void begin(const double* x) {
+    steps_ = 0;
+    const int S = shape().states;
+    const auto here = [](double score) {
+      return score != -std::numeric_limits<double>::infinity();
+    };
+    while (steps_ < shape().length && std::any_of(x + steps_ * S, x + (steps_ + 1) * S, here)) {
+      ++steps_;
+    }
+    start_ = Start::none;
+  }
+
+  // The flows of a mixture of paths, to begin at.
+  void begin_at(const StructureSet& set) {
+    const int S = shape().states;
+    face_.begin_empty(steps_);
+    for (int k = 0; k < set.count; ++k) {
+      for (int t = 0, from = 0; t < steps_; ++t) {
+        const int to = set.on(k)[t] - t * S, e = face_.edge(t, from, to);
+        face_.inside[e] = 1;
+        face_.flow[e] += set.p[k];
+        from = to;
+      }
+    }
+    start_ = Start::paths;
+  }
+
+  enum class End { solved, no_structure, failed, stopped };
+
+  // Maximises at x, from the flows at hand; then v = mu. Counts rounds, each of which looks for the
+  // best path, in `calls`.
+  End solve(const double* x, const double* eta_v, const double* w, Control& control, bool may_poll,
+            std::int64_t& calls, double* v) {
+    load(x, eta_v);
+    face_.begin(steps_, w);
+    size_ = interior_.screen(x_.data, eta_v, steps_, w);
+    ++calls;
+    if (size_ == 0) return End::no_structure;
+    const End end = find(eta_v, w, control, may_poll, calls);
+    start_ = end == End::solved ? Start::solution : Start::none;
+    if (end != End::solved) return end;
+    take_mu(v);
+    for (int k = 0; k < steps_ * shape().states; ++k) v[k] = std::max(v[k], 0.0);
+    return end;
+  }
+
+  // After `solve`, with the same scores: the face, for the derivative. error: of x.
+  void complete(const double* x, const double* eta_v, double error) {
+    load(x, eta_v);
+    face_.complete(x_.data, eta_v, std::max(kFace * size_, 4 * error),
+                   std::max(2 * error, kFace * std::min(size_, 1.0)));
+  }
+
+  bool is_vertex() const { return face_.is_vertex(); }
+
+  // y <- J y
+  void apply(double* y) {
+    face_.differentiate(y, [](int, int, int) { return 0.0; });
+    take_mu(y);
+  }
+
+  // The response to changes of the scores, y: (L, S) and d_v of the factor's own; both overwritten.
+  // The map is symmetric, so it serves the backward pass as well. docs/math.md (66).
+  void respond(double* y, double* d_v) {
+    const oracle::SequenceShape& s = shape();
+    const int S = s.states;
+    for_ends([&](int k, int score) { y[k] += d_v[score]; });
+    face_.differentiate(
+        y, [&](int t, int i, int j) { return t > 0 ? d_v[s.transition_at(t, i) + j] : 0.0; });
+    take_mu(y);
+    std::fill(d_v, d_v + s.num_scores(), 0.0);
+    face_.differentiate_flows([&](int e, double value) {
+      if (e >= S * S) d_v[s.transition_at(e / (S * S), e / S % S) + e % S] += value;
+    });
+    for_ends([&](int k, int score) { d_v[score] = y[k]; });
+  }
+
+  // visit(score, flow): the features, a score as often as there are steps that share it. v: what
+  // `solve` found.
+  template <class Visit>
+  void each_feature(const double* v, const Visit& visit) const {
+    const oracle::SequenceShape& s = shape();
+    for (int t = 1; t < steps_; ++t) {
+      for (int i = 0; i < s.states; ++i) {
+        const double* flow = face_.flow.data + face_.edge(t, i, 0);
+        for (int j = 0; j < s.states; ++j) {
+          if (flow[j] > 0) visit(s.transition_at(t, i) + j, flow[j]);
+        }
+      }
+    }
+    for_ends([&](int k, int score) {
+      if (v[k] > 0) visit(score, v[k]);
+    });
+  }
+
+  // What the backward pass needs: the forests of the face, as bits.
+  static int num_flags(const oracle::SequenceShape& s) {
+    return (s.length * s.states * s.states + 7) / 8;
+  }
+  void write_flags(std::uint8_t* flags) const {
+    std::fill_n(flags, num_flags(shape()), std::uint8_t(0));
+    face_.each_forest_edge(
+        [&](int e) { flags[e / 8] = static_cast<std::uint8_t>(flags[e / 8] | 1 << e % 8); });
+  }
+  // After `begin`. Returns false if no face has these edges.
+  bool adopt(const std::uint8_t* flags, const double* w) {
+    face_.begin(steps_, w);
+    face_.begin_empty(steps_);
+    const int S = shape().states;
+    for (int e = 0; e < steps_ * S * S; ++e) face_.inside[e] = flags[e / 8] >> e % 8 & 1;
+    return steps_ > 0 && face_.adopt_forests();
+  }
+
+  // The flows as paths, which `set` takes over, each with what flows along it; the flows are gone
+  // then. They are independent: flows on forests follow from mu, and each path empties an edge
+  // that no later one uses. False if there is no room.
+  bool list_paths(StructureSet& set) {
+    start_ = Start::none;
+    for (int edges = steps_ * shape().states * shape().states; edges > 0; --edges) {
+      const double amount = face_.peel(path_.data);
+      if (amount == 0 || set.count > set.shape().vars) break;
+      if (amount < 1e-15) continue;  // the rounding of an edge
+      if (set.is_full()) return false;
+      write_path(path_.data, set.on(set.count), set.features(set.count));
+      set.adopt(amount);
+    }
+    return true;
+  }
+
+  // The path that is this 0/1 assignment: its states, or null if it is none.
+  const std::int32_t* path_of(const double* assignment, const double* eta_v) {
+    const oracle::SequenceShape& s = shape();
+    double allowed = 0;  // or -inf
+    for (int t = 0; t < steps_; ++t) {
+      int on = 0;
+      for (int k = 0; k < s.states; ++k) {
+        if (assignment[t * s.states + k] == 0) continue;
+        path_[t] = k;
+        ++on;
+      }
+      if (on != 1) return nullptr;
+      if (t > 0) allowed += eta_v[s.transition_at(t, path_[t - 1]) + path_[t]];
+    }
+    for_ends([&](int k, int score) {
+      if (assignment[k] != 0) allowed += eta_v[score];
+    });
+    return allowed > -std::numeric_limits<double>::infinity() ? path_.data : nullptr;
+  }
+
+  void write_path(const std::int32_t* state, std::int32_t* on, std::int32_t* features) const {
+    const oracle::SequenceShape& s = shape();
+    for (int t = 0; t < s.length; ++t) on[t] = t < steps_ ? t * s.states + state[t] : -1;
+    for (int t = 0; t <= s.length; ++t) features[t] = -1;
+    for (int t = 1; t < steps_; ++t) {
+      features[t - 1] = s.transition_at(t, state[t - 1]) + state[t];
+    }
+    if (s.has_initial) features[s.length - 1] = s.initial_at() + state[0];
+    if (s.has_final) features[s.length] = s.final_at() + state[steps_ - 1];
+  }
+
+ private:
+  static constexpr double kFace = 1e-9;
+  static constexpr double kLarge = 0.2;  // scores that leave few enough edges to pivot to,
+  static constexpr int kFromPaths = 48;  // in so many rounds
+  static constexpr int kWarm = 30;       // rounds from the last solution,
+  static constexpr int kLast = 600;      // from the best path, if nothing else helps,
+  static constexpr int kPolish = 2;      // and from a point of the interior method
+  static constexpr double kTry = 1e-6;   // once its gap is this small,
+  static constexpr int kInterior = 50;   // and its most iterations
+
+  void take_mu(double* v) const {
+    const int used = steps_ * shape().states;
+    std::copy(face_.mu.data, face_.mu.data + used, v);
+    std::fill(v + used, v + shape().length * shape().states, 0.0);
+  }
+
+  // visit(variable, score) of the scores of the first and the last state.
+  template <class Visit>
+  void for_ends(const Visit& visit) const {
+    const oracle::SequenceShape& s = shape();
+    for (int k = 0; s.has_initial && k < s.states; ++k) visit(k, s.initial_at() + k);
+    for (int k = 0; s.has_final && k < s.states; ++k) {
+      visit((steps_ - 1) * s.states + k, s.final_at() + k);
+    }
+  }
+
+  // x with the scores of the ends, less the largest of each step: mu does not depend on it.
+  void load(const double* x, const double* eta_v) {
+    const int S = shape().states;
+    const double inf = std::numeric_limits<double>::infinity();
+    std::copy(x, x + steps_ * S, x_.data);
+    for_ends([&](int k, int score) { x_[k] += eta_v[score]; });
+    for (int t = 0; t < steps_; ++t) {
+      double *here = x_.data + t * S, most = -inf;
+      for (int s = 0; s < S; ++s) most = std::max(most, here[s]);
+      if (most == -inf) continue;
+      for (int s = 0; s < S; ++s) here[s] -= most;
+    }
+  }
+
+  End find(const double* eta_v, const double* w, Control& control, bool may_poll,
+           std::int64_t& calls) {
+    using Pivots = FlowFace::Pivots;
+    const auto pivot = [&](int most) {
+      return face_.pivot(x_.data, eta_v, size_, most, calls, control, may_poll);
+    };
+    Pivots result = Pivots::open;
+    if (start_ == Start::solution) {
+      result = pivot(kWarm);
+    } else if (start_ == Start::paths && size_ > kLarge) {
+      result = pivot(kFromPaths);
+    } else if (size_ > 1 || steps_ == 1) {
+      if (!face_.begin_at_best(x_.data, eta_v)) return End::no_structure;
+      result = pivot(steps_ == 1 ? 4 * shape().states + kWarm : kWarm);
+    }
+    if (result == Pivots::open && steps_ > 1) {
+      interior_.begin(x_.data, eta_v, w, size_);
+      for (int iteration = 0; result == Pivots::open && iteration < kInterior; ++iteration) {
+        if (control.stopped(may_poll)) return End::stopped;
+        if (!interior_.iterate()) break;
+        if (interior_.gap() > kTry) continue;
+        face_.begin_empty(steps_);
+        interior_.visit(
+            [&](int t, int i, int j, double flow) {
+              face_.inside[face_.edge(t, i, j)] = 1;
+              face_.flow[face_.edge(t, i, j)] = flow;
+            },
+            [&](int s, double flow) {
+              face_.inside[face_.edge(0, 0, s)] = 1;
+              face_.flow[face_.edge(0, 0, s)] = flow;
+            });
+        result = pivot(kPolish);
+      }
+    }
+    if (result == Pivots::open) {
+      if (!face_.begin_at_best(x_.data, eta_v)) return End::no_structure;
+      result = pivot(kLast);
+    }
+    if (result == Pivots::optimal) return End::solved;
+    return result == Pivots::stopped ? End::stopped : End::failed;
+  }
+
+  FlowFace face_;
+  FlowInterior interior_;
+  int steps_ = 0;                                                   // that are there
+  enum class Start { none, paths, solution } start_ = Start::none;  // what `face_` holds
+  double size_ = 1;                                                 // of the scores
+  Span<double> x_;                                                  // (L, S)
+  Span<std::int32_t> path_;                                         // (L,)
+};
+
+}  // namespace factormax
