@@ -64,12 +64,20 @@ test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only 
 
 .PHONY: cpp-test
 cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
-	for sanitize in ON OFF; do \
+	for sanitize in address OFF; do \
 	  $(BIN)/cmake -S . -B build/cpp-$$sanitize -G Ninja -DFACTORMAX_CPP_TESTS=ON \
 	    -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZE=$$sanitize && \
 	  $(BIN)/cmake --build build/cpp-$$sanitize && \
 	  $(BIN)/ctest --test-dir build/cpp-$$sanitize --output-on-failure --no-tests=error || exit 1; \
 	done
+
+.PHONY: tsan
+tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
+	$(BIN)/cmake -S . -B build/cpp-thread -G Ninja -DFACTORMAX_CPP_TESTS=ON \
+	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZE=thread
+	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve
+	$(BIN)/ctest --test-dir build/cpp-thread --output-on-failure --no-tests=error \
+	  --tests-regex '^test_(parallel|solve)$$'
 
 .PHONY: experiments
 experiments: $(STAMPS)/install $(STAMPS)/extra-experiments  ## the extra of the experiments; tables and figures of their runs
