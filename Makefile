@@ -6,6 +6,11 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+MINUTES ?= 5
+SEED ?= 0
+SIZE ?= small
+DTYPE ?= any
+FUZZ_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -48,7 +53,7 @@ $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/install
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer and save a picture
@@ -78,6 +83,29 @@ tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve
 	$(BIN)/ctest --test-dir build/cpp-thread --output-on-failure --no-tests=error \
 	  --tests-regex '^test_(parallel|solve)$$'
+
+FUZZ := -m fuzz --minutes $(MINUTES) --seed $(SEED) --size $(SIZE) --dtype $(DTYPE) $(FUZZ_ARGS)
+
+.PHONY: fuzz
+fuzz: $(STAMPS)/install $(STAMPS)/extra-test  ## random graphs against certificates: MINUTES, SEED, SIZE, DTYPE
+	$(BIN)/python $(FUZZ)
+
+# A copy of the package with a compiled module of its own. Without site (-S), or the editable
+# install would be found first; what it would have put on the path comes by PYTHONPATH.
+SANITIZED := build/sanitized
+
+.PHONY: fuzz-sanitized
+fuzz-sanitized: $(STAMPS)/install $(STAMPS)/extra-test  ## the same under the address sanitizer (Linux, gcc)
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DFACTORMAX_SANITIZE=address \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	$(BIN)/cmake --build $(SANITIZED)
+	rm -rf $(SANITIZED)/site && $(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/site
+	cp -R src/factormax/. $(SANITIZED)/site/factormax/
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so) \
+	    $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH="$(SANITIZED)/site:$$($(BIN)/python -c 'import sys; print(":".join(sys.path[1:]))')" \
+	  $(BIN)/python -S $(FUZZ)
 
 .PHONY: experiments
 experiments: $(STAMPS)/install $(STAMPS)/extra-experiments  ## the extra of the experiments; tables and figures of their runs
@@ -118,4 +146,4 @@ wheel: $(STAMPS)/tools  ## build a wheel in dist/
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/install
-	find benchmarks examples experiments src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find benchmarks examples experiments fuzz src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
