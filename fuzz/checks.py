@@ -82,7 +82,15 @@ class _Reference:
         return relaxation(self.case)
 
     @cached_property
+    def _projected(self) -> Optimum | None:
+        return maximize(self.program)
+
+    @cached_property
     def violation(self) -> tuple[float, float] | None:
+        """The least total violation of the rows, from below and from above."""
+        found = self._projected
+        if found is not None and found.residual * len(self.program.rows) < 1e-9:
+            return 0.0, 1e-9  # here is a point that meets them all
         return violation_of_best(self.program)
 
     @property
@@ -95,7 +103,7 @@ class _Reference:
 
     @cached_property
     def optimum(self) -> Optimum | None:
-        return None if self.infeasible is not False else maximize(self.program)
+        return None if self.infeasible is not False else self._projected
 
     @cached_property
     def linear(self) -> Optimum | None:

@@ -178,6 +178,8 @@ class _Draw:
                 names["coefs"] = costs
                 names["lower"] = np.asarray(spent if equal else low)
                 names["upper"] = np.asarray(spent if equal else spent + room)
+                if not equal and rng.random() < 0.4:
+                    del names[str(rng.choice(["lower", "upper"]))]
             else:
                 names["costs"], names["budget"] = costs, np.asarray(spent + room)
         return names, frozenset(names) if each else frozenset()

@@ -62,8 +62,8 @@ def linear_rows(term: Term, k: int) -> list[tuple[FloatArray, float, float]]:
     one, inf = np.ones(d), np.inf
     out = np.append(np.ones(d - 1), -1.0)
 
-    def number(name: str) -> float:
-        return float(np.broadcast_to(np.asarray(term.params[name]), (len(term.index),))[k])
+    def number(name: str, missing: float = 0.0) -> float:
+        return _number(term, k, name, missing)
 
     def weights(name: str) -> FloatArray:
         shaped = np.asarray(term.params[name], dtype=float).reshape(len(term.index), d)
@@ -96,8 +96,14 @@ def linear_rows(term: Term, k: int) -> list[tuple[FloatArray, float, float]]:
         case "Knapsack":
             return [(weights("costs"), -inf, number("budget"))]
         case "Linear":
-            return [(weights("coefs"), number("lower"), number("upper"))]
+            return [(weights("coefs"), number("lower", -inf), number("upper", inf))]
     raise ValueError(term.kind)
+
+
+def _number(term: Term, k: int, name: str, missing: float) -> float:
+    """A parameter of the k-th factor."""
+    given = np.asarray(term.params.get(name, missing), dtype=float)
+    return float(np.broadcast_to(given, (len(term.index),))[k])
 
 
 def _lift_row(program: Program, term: Term, k: int) -> None:
@@ -331,8 +337,8 @@ def _allows(term: Term, k: int, literals: FloatArray) -> BoolArray:
     on, d = literals.sum(axis=1), literals.shape[1]
     rest, last = literals[:, :-1].sum(axis=1), literals[:, -1]
 
-    def number(name: str) -> float:
-        return float(np.broadcast_to(np.asarray(term.params[name]), (len(term.index),))[k])
+    def number(name: str, missing: float = 0.0) -> float:
+        return _number(term, k, name, missing)
 
     def total(name: str) -> FloatArray:
         costs = np.asarray(term.params[name], float).reshape(len(term.index), d)[k]
@@ -368,7 +374,8 @@ def _allows(term: Term, k: int, literals: FloatArray) -> BoolArray:
         case "Linear":
             sums = total("coefs")
             slack = 1e-9 * (1 + np.abs(sums))
-            answer = (sums <= number("upper") + slack) & (sums >= number("lower") - slack)
+            low, high = number("lower", -np.inf), number("upper", np.inf)
+            answer = (sums <= high + slack) & (sums >= low - slack)
         case _:
             raise ValueError(term.kind)
     return np.asarray(answer, dtype=bool)
