@@ -780,8 +780,11 @@ def _check_torch(run: _Run) -> None:
         return
     case = run.case
 
+    leaves: list[Any] = []  # in the order in which the graph is built
+
     def convert(array: FloatArray) -> Any:
-        return torch.from_numpy(array.astype(case.dtype)).requires_grad_()
+        leaves.append(torch.from_numpy(array.astype(case.dtype)).requires_grad_())
+        return leaves[-1]
 
     try:
         built, solution = run.solve(case)
@@ -798,15 +801,16 @@ def _check_torch(run: _Run) -> None:
         return
     weights = run.rng.normal(size=ours.shape).astype(case.dtype)
     (value * torch.from_numpy(weights)).sum().backward()
-    leaf: Any = second.fg.tensors[0].scores
-    taped = np.zeros_like(ours) if leaf.grad is None else leaf.grad.numpy()
-    expected = solution.vjp({built.u: weights})[built.u]
-    error = float(np.abs(taped - expected).max(initial=0.0))
-    run.expect(
-        "gradients",
-        error <= 1e-6 * (1 + np.abs(expected).max(initial=0.0)),
-        f"gradients {error:.3g} apart",
-    )
+    expected = solution.vjp({built.u: weights})
+    keys: list[Any] = [built.u]
+    for term, factor in zip(case.terms, built.factors, strict=True):
+        names = [name for name in term.params if name in SCORES]
+        keys += [factor if name == _score_name(term) else (factor, name) for name in names]
+    for leaf, key in zip(leaves, keys, strict=True):
+        taped = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+        error = float(np.abs(taped - expected[key]).max(initial=0.0))
+        size = 1 + float(np.abs(expected[key]).max(initial=0.0))
+        run.expect("gradients", error <= 1e-6 * size, f"gradients {error:.3g} apart")
 
 
 #: The checks, and how likely each is for graphs of each size.

@@ -368,28 +368,38 @@ class _Draw:
         if self.planted:
             mask |= self.x == 1
         mask &= ~self.gone
+        own = [t.index.ravel() for t in self.terms if t.kind == "Own"]
+        shared = np.bincount(
+            np.concatenate([np.zeros(0, int), *(t.index.ravel() for t in self._structured())]),
+            minlength=self.n,
+        )
+        if own and (shared > 1).any():
+            return np.ones(shape, dtype=bool)
+        for index in own:  # a list of structures knows nothing of masks
+            mask[..., index] = True
         for term in self.terms:
-            if term.kind == "Own":  # a list of structures knows nothing of masks
-                mask[..., term.index] = True
             if term.kind == "DepTree":
-                _whole_words(mask, term.index, self.gone)
+                _whole_words(mask, term.index)
             if term.kind == "Sequence":
-                _absent_last(mask, term.index, self.gone)
+                _absent_last(mask, term.index)
         return mask
 
+    def _structured(self) -> list[Term]:
+        return [t for t in self.terms if t.kind in STRUCTURED]
 
-def _whole_words(mask: BoolArray, index: IntArray, gone: BoolArray) -> None:
+
+def _whole_words(mask: BoolArray, index: IntArray) -> None:
     """A word that is absent in an instance heads nobody there, by the mask itself."""
     for row in mask.reshape(-1, mask.shape[-1]):
-        for word in range(len(index)):
-            if not row[index[word]].any():
-                row[index[:, word]] = False
+        for _ in index:  # that can take away the last head of another
+            absent = ~row[index].any(axis=1)
+            row[index[:, absent]] = False
 
 
-def _absent_last(mask: BoolArray, index: IntArray, gone: BoolArray) -> None:
+def _absent_last(mask: BoolArray, index: IntArray) -> None:
     """Steps that are masked altogether come last."""
     for row in mask.reshape(-1, mask.shape[-1]):
-        here = np.flatnonzero([row[step].any() for step in index])
+        here = np.flatnonzero(row[index].any(axis=1))
         for step in index[: here[-1] if len(here) else 0]:
             if not row[step].any():
                 row[step] = True

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fuzz.case import SCORES, Case, Term
 from fuzz.generate import factors_of
@@ -27,7 +28,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], seconds: float = 60.0) -> 
     better = True
     while better:
         better = False
-        for step in (_fewer_instances, _fewer_terms, _fewer_factors, _fewer_literals, _plainer):
+        for step in _STEPS:
             again = True
             while again:
                 again = False
@@ -37,15 +38,6 @@ def shrink(case: Case, fails: Callable[[Case], bool], seconds: float = 60.0) -> 
                     if _still(fails, smaller):
                         case, again, better = smaller, True, True
                         break
-        packed = _without_unused(case)
-        if packed.n < case.n and _still(fails, packed):
-            case, better = packed, True
-        for smaller in _rounder(case):
-            if time.monotonic() > deadline:
-                return case
-            if _still(fails, smaller):
-                case, better = smaller, True
-                break
     return case
 
 
@@ -157,17 +149,27 @@ def _plainer(case: Case) -> Iterator[Case]:
                 yield _replaced(case, i, replace(term, params=params, each=term.each - {name}))
 
 
-def _without_unused(case: Case) -> Case:
-    """Without the variables that no factor has; one is kept if there is no factor."""
+def _fewer_variables(case: Case) -> Iterator[Case]:
+    """Without the variables that no factor has: all of them, or one; one variable is kept."""
     used = np.unique(np.concatenate([np.zeros(0, int), *(t.index.ravel() for t in case.terms)]))
+    unused = np.setdiff1d(np.arange(case.n), used)
     if not len(used):
-        used = np.array([0])
+        unused = unused[1:]
+    if len(unused):
+        yield _without(case, unused)
+    if len(unused) > 1:
+        for j in unused:
+            yield _without(case, np.array([j]))
+
+
+def _without(case: Case, gone: npt.NDArray[np.int64]) -> Case:
+    kept = np.setdiff1d(np.arange(case.n), gone)
     place = np.full(case.n, -1)
-    place[used] = np.arange(len(used))
+    place[kept] = np.arange(len(kept))
     return replace(
         case,
-        scores=case.scores[..., used],
-        mask=None if case.mask is None else case.mask[..., used],
+        scores=case.scores[..., kept],
+        mask=None if case.mask is None else case.mask[..., kept],
         terms=tuple(replace(t, index=place[t.index]) for t in case.terms),
     )
 
@@ -210,3 +212,14 @@ def _rounder(case: Case) -> Iterator[Case]:
                 single[..., j] = scores[..., j]
                 if (single != case.scores).any():
                     yield replace(case, scores=single)
+
+
+_STEPS = (
+    _fewer_instances,
+    _fewer_terms,
+    _fewer_factors,
+    _fewer_literals,
+    _plainer,
+    _fewer_variables,
+    _rounder,
+)
