@@ -71,7 +71,7 @@ test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only 
 cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
 	for sanitize in address OFF; do \
 	  $(BIN)/cmake -S . -B build/cpp-$$sanitize -G Ninja -DFACTORMAX_CPP_TESTS=ON \
-	    -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZE=$$sanitize && \
+	    -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=$$sanitize && \
 	  $(BIN)/cmake --build build/cpp-$$sanitize && \
 	  $(BIN)/ctest --test-dir build/cpp-$$sanitize --output-on-failure --no-tests=error || exit 1; \
 	done
@@ -79,7 +79,7 @@ cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, 
 .PHONY: tsan
 tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	$(BIN)/cmake -S . -B build/cpp-thread -G Ninja -DFACTORMAX_CPP_TESTS=ON \
-	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZE=thread
+	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=thread
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve
 	$(BIN)/ctest --test-dir build/cpp-thread --output-on-failure --no-tests=error \
 	  --tests-regex '^test_(parallel|solve)$$'
@@ -96,7 +96,7 @@ SANITIZED := build/sanitized
 
 .PHONY: fuzz-sanitized
 fuzz-sanitized: $(STAMPS)/install $(STAMPS)/extra-test  ## the same under the address sanitizer (Linux, gcc)
-	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DFACTORMAX_SANITIZE=address \
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DFACTORMAX_SANITIZER=address \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	$(BIN)/cmake --build $(SANITIZED)
 	rm -rf $(SANITIZED)/site && $(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/site
