@@ -95,6 +95,7 @@ class Optimum:
         bound: no feasible point is worth more (up to rounding).
         residual: by how much x breaks a row.
         reach: the sum of the multipliers: what breaking all rows by 1 could earn.
+        rounding: how far value and bound may be off for being summed up in doubles.
     """
 
     x: FloatArray
@@ -102,11 +103,12 @@ class Optimum:
     bound: float
     residual: float
     reach: float
+    rounding: float = 0.0
 
     @property
     def gap(self) -> float:
         """How far the value may be from the maximum."""
-        return max(0.0, self.bound - self.value) + self.residual * self.reach
+        return max(0.0, self.bound - self.value) + self.residual * self.reach + self.rounding
 
 
 class _Matrix:
@@ -207,6 +209,7 @@ def maximize(program: Program, quadratic: bool = True, steps: int = 80) -> Optim
         best.bound + program.constant,
         best.residual,
         best.reach,
+        4 * float(np.finfo(float).eps) * (abs(best.value) + best.reach + 1),
     )
 
 
