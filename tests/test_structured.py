@@ -746,3 +746,45 @@ def test_a_row_that_moves_only_by_a_small_coefficient(dtype: type, cost: float) 
     np.testing.assert_allclose(b.value[0], 0.6, atol=tol)
     grad = solution.vjp({b: np.array([1, 0, 0], dtype)})[b]
     np.testing.assert_allclose(grad, [0, 0, 0], atol=tol)
+
+
+def test_multipliers_that_run_off_hide_nothing():
+    """Rows that keep variables of a hub at their bounds: their multipliers may grow without end.
+
+    Beside one of 1e13 nothing else is resolved, and a wrong answer looked like the solution.
+    """
+    eta = np.array(
+        [-48, -1, -32, -36, -28, -48, -17, -50, 22, -28, -20, -25, -32, -38, 12, -13, -42, -32]
+        + [-48, -5, -23]
+    )
+    first = [13, 20, 14, 18, 6, 5, 11, 12, 7, 18, 0, 13, 17, 7, 16, 1, 15, 5, 9, 2, 10, 6, 9]
+    second = [16, 8, 1, 15, 4, 0, 9, 3, 11, 2, 8, 15, 20, 5, 20, 9, 11, 13, 13, 9, 17, 0, 14]
+    scores = np.array(
+        [-27, -30, -48, -33, -21, 7, -35, -30, -29, -9, -7, -36, 0, 2, -27, -19, -28, -29, -13]
+        + [-1, 8, -11, -8]
+    )
+    transitions = np.array(
+        [[-38, -18, -23, -23], [-41, -34, 5, -21], [-40, -45, 4, -10], [-34, -23, -36, -15]]
+    )
+    steps = np.array([[5, 14], [12, 18], [19, 9], [2, 0], [6, 15]])
+    rng = np.random.default_rng(0)
+    values = []
+    for trial in range(150):
+        noise = 1e-13 * rng.normal(size=21) if trial else 0
+        fg = fm.FactorGraph()
+        u = fg.variable_from(1e-3 * eta * (1 + noise))
+        fg.add(fm.Pair(u[first], u[second], 1e-3 * scores))
+        fg.add(fm.Budget(u[[14, 8]], 1))
+        fg.add(fm.Knapsack(u[[0]], [0.727], 0.05))
+        sequence = 1e-3 * transitions.reshape(4, 2, 2)
+        fg.add(fm.Sequence(u[steps], sequence, initial=np.array([-0.032, -0.038])))
+        fg.add(fm.Exactly(~u[[12]], 0))
+        fg.add(fm.Nand([u[19], ~u[0], u[3], u[12], u[9]]))
+        fg.add(fm.Table([u[[7, 17, 11]]], np.array([-0.03, -0.013, -0.007])))
+        fg.add(fm.AtMostOne(u[np.array([[17, 1, 14], [10, 13, 5]])], axis=1))
+        fg.add(fm.Table([u[[20, 3, 13, 4]]], np.array([-0.049, 0.021, -0.024, -0.006])))
+        fg.add(fm.OrOut([u[18], u[12], ~u[19]]))
+        assert fg.solve().converged
+        values.append(u.value)
+    assert values[0][0] == pytest.approx(0.05 / 0.727)
+    np.testing.assert_allclose(values, values[:1] * len(values), atol=1e-8)

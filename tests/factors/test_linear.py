@@ -251,3 +251,19 @@ def test_torch_and_compile():
     torch.autograd.gradcheck(lambda s: model(s, coefs, lower), (scores,))
     with pytest.raises(fm.GraphError, match="coefs takes no gradient"):
         model(scores, coefs.clone().requires_grad_(), lower)
+
+
+@pytest.mark.parametrize(
+    ("coefs", "bound"), [([-0.75, -0.5], -1.25), ([-0.15, 0.07], -0.08), ([0.1, 0.2], 0.3)]
+)
+def test_negated_literals_that_meet_the_bound_exactly(coefs, bound):
+    """What rounding leaves of the right-hand side must not exclude the structure."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros(2))
+    fg.add(fm.Linear(~u, coefs, lower=bound, upper=bound))
+    assert fg.decode().optimal
+    np.testing.assert_array_equal(u.value, 0)
+    fg = fm.FactorGraph()
+    v = fg.variable_from(np.zeros(3), mask=np.array([False, False, True]))
+    fg.add(fm.Linear([~v[:2], v[2]], [*coefs, 0.0], upper=bound))
+    assert fg.solve().converged

@@ -120,6 +120,7 @@ class CompactSolver {
     const int begin = result.iterations;
     int fall_back_at = begin + (impatient_ ? 0 : kPatience);
     const bool alone = all_isolated();
+    int returns = 0;
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
     result.status = Status::max_iter;
@@ -139,6 +140,12 @@ class CompactSolver {
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
+        if (!alone && returns < kReturns && result.iterations < max_iter && bring_back()) {
+          ++returns;
+          last_gain = ++result.iterations;
+          best = residual = promising = this->residual(now_);
+          continue;
+        }
         result.status = Status::converged;
         return;
       }
@@ -226,8 +233,10 @@ class CompactSolver {
 
   static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
   static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
-  static constexpr int kStall = 12;          // passes without gain that mean rounding, near the end
-  static constexpr int kPatience = 120;      // passes at least before the fallback is tried
+  static constexpr T kFar = 1000;        // times the scores, what multipliers are brought back to
+  static constexpr int kReturns = 2;     // how often, for they may belong there
+  static constexpr int kStall = 12;      // passes without gain that mean rounding, near the end
+  static constexpr int kPatience = 120;  // passes at least before the fallback is tried
   static constexpr int kNever = std::numeric_limits<int>::max();
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
@@ -477,6 +486,30 @@ class CompactSolver {
       slope += g[r] * step_.data[r];
     }
     return slope;
+  }
+
+  // A multiplier that changes nothing any more, such as that of a row which keeps a variable at its
+  // bound, may have run off, and next to it nothing else is resolved: the point only looks like the
+  // solution. Brings such multipliers back; returns whether there were any.
+  bool bring_back() {
+    const Instance<T>& p = *p_;
+    T size = 1;
+    for (int j = 0; j < p.n; ++j) size = std::max(size, std::fabs(p.eta[j]));
+    for (int r = p.hard; r < p.links; ++r) size = std::max(size, p.hi[r]);
+    if (max_abs(Span<const T>(now_.x)) <= kFar * size) return false;
+    bool any = false;
+    for (int r = 0; r < p.m; ++r) {
+      T least = p.norm[r];  // how far a unit moves the variable that it moves least
+      for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) least = std::min(least, std::fabs(p.coef[k]));
+      const T limit = kFar * size * p.norm[r] / least;
+      any |= std::fabs(now_.x[r]) > limit;
+      now_.x[r] = clip(now_.x[r], -limit, limit);
+    }
+    if (!any) return false;
+    solve_isolated();
+    evaluate_at(now_);
+    lbfgs_.reset(p.m);
+    return true;
   }
 
   // Starts again from the multipliers of an interior point method, close to the solution. Without a

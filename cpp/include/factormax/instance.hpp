@@ -320,7 +320,7 @@ struct Instance {
       (p_coef[k] < 0 ? least : most) += p_coef[k];
       ++e;
     }
-    const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least);
+    const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least + std::fabs(b));
     const bool too_much = least > b + slack;
     if (refuted < 0 && (too_much || (equality && most < b - slack))) {
       refuted = r;

@@ -400,9 +400,20 @@ class LinearFactor(BaseFactor):
         coef, c = cls.coefficients(group), cls.bound(group)
         coef = spread(coef, (coef.shape[0], k, d))
         if group.negated.any():
-            c = c - np.sum(coef * group.negated, axis=-1)
+            c = difference(c, coef * group.negated)
             coef = np.where(group.negated, -coef, coef)
         return RowBlocks(coef, spread(c, (len(c), k))[..., None])
+
+
+def difference(bound: FloatArray, terms: FloatArray) -> FloatArray:
+    """`bound`, `(1 | B, k)`, less the terms along the last axis; 0 where only rounding is left.
+
+    A bound that the negated literals meet exactly must not become one that nothing meets.
+    """
+    total = bound - np.sum(terms, axis=-1)
+    size = np.abs(bound) + np.sum(np.abs(terms), axis=-1)
+    rounded = np.isfinite(bound) & (np.abs(total) <= 8 * np.finfo(np.float64).eps * size)
+    return np.where(rounded, 0.0, total)
 
 
 def last_negative(group: Group) -> FloatArray:

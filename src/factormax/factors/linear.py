@@ -8,7 +8,15 @@ import numpy as np
 
 from factormax.arrays import ArrayLike, FloatArray, IndexArray
 from factormax.errors import GraphError, InfeasibleError
-from factormax.factors.base import BAND, INEQUALITY, BaseFactor, BoolArray, Group, RowBlocks
+from factormax.factors.base import (
+    BAND,
+    INEQUALITY,
+    BaseFactor,
+    BoolArray,
+    Group,
+    RowBlocks,
+    difference,
+)
 from factormax.factors.params import take_literal_param, take_param
 from factormax.variable import Variable
 
@@ -110,9 +118,11 @@ class Linear(BaseFactor):
         largest = np.max(np.abs(coef), axis=-1, initial=0.0)  # rows in units of variables
         scale = np.where(largest > 0, largest, 1.0)
         coef = coef / scale[..., None]
-        shift = np.sum(coef * group.negated, axis=-1)
+        constants = coef * group.negated
         coef = np.where(group.negated, -coef, coef)
-        bounds = np.broadcast_arrays(shift - lower / scale, upper / scale - shift)
+        bounds = np.broadcast_arrays(
+            -difference(lower / scale, constants), difference(upper / scale, constants)
+        )
         return RowBlocks(np.concatenate([-coef, coef], axis=-1), np.stack(bounds, axis=-1))
 
 
