@@ -290,13 +290,27 @@ class _Search:
         if value > self.best_value:
             self.best_value, self.best = value, (x[0], checked.features[0])
 
+    @cached_property
+    def _weight(self) -> FloatArray:
+        """How much of the scores hangs on each variable, `(n,)`."""
+        graph = compile_wiring(self.original)
+        weight = np.abs(np.where(self.present, self.numbers.eta_u[0], 0.0)).astype(np.float64)
+        scores = np.abs(self.numbers.eta_v[0, : len(graph.pairs)].astype(np.float64))
+        for end in graph.pairs.T:
+            weight += np.bincount(end, scores, minlength=self.n)
+        return weight
+
     def _branching_variable(self, mu: FloatArray, held: npt.NDArray[np.int8]) -> int | None:
-        """The free variable nearest to one half."""
+        """The free variable nearest to one half; of those about as near, the weightiest.
+
+        Relaxations of frustrated pairs are full of halves, whose order would be left to rounding.
+        """
         free = (held == FREE) & self.present
         if not free.any():
             return None
         distance = np.where(free, np.abs(mu - 0.5), np.inf)
-        return int(np.argmin(distance))
+        near = distance <= distance.min() + 1e-3
+        return int(np.argmax(np.where(near, self._weight, -1.0)))
 
     def _finish(self, rest: float) -> Decoded:
         """rest: the largest bound of what was not looked at."""
