@@ -107,8 +107,9 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """How far the value may be from the maximum."""
-        return max(0.0, self.bound - self.value) + self.residual * self.reach + self.rounding
+        """How far the value may be from the maximum; never 0 where a row is broken."""
+        price = self.residual * (1 + self.reach)
+        return max(0.0, self.bound - self.value) + price + self.rounding
 
 
 class _Matrix:

@@ -357,9 +357,7 @@ def test_snippets_run(size):
 
 
 def test_a_short_run(tmp_path, capsys):
-    code = command.main(
-        ["--minutes", "0.05", "--seed", "12", "--no-masks", "--output", str(tmp_path)]
-    )
+    code = command.main(["--minutes", "0.05", "--seed", "12", "--output", str(tmp_path)])
     said = capsys.readouterr().out
     assert code == 0, said
     assert "Nothing failed." in said and "solve: marginals" in said
@@ -370,9 +368,19 @@ def test_a_failure_is_told_saved_and_told_again(tmp_path, capsys, monkeypatch):
         return build(replace(given, scores=given.scores + 1.0), convert)
 
     monkeypatch.setattr(checks, "build", of_other_scores)
-    arguments = ["--case", "3", "--no-masks", "--only", "solve", "--output", str(tmp_path)]
+    arguments = ["--case", "3", "--only", "solve", "--output", str(tmp_path)]
     assert command.main(arguments) == 1
     said = capsys.readouterr().out
     assert "FAILED solve: " in said and "--case 3" in said
     (saved, *_) = tmp_path.glob("solve-*.py")
     assert "fg.solve()" in saved.read_text()
+
+
+def test_a_start_that_breaks_a_row_is_no_optimum():
+    """The middle of the box maximises this parabola, but not on the row."""
+    program = Program(1)
+    program.add_score(0, 0.5)
+    program.row([0], [1.0], 1.0, equal=True)
+    found = maximize(program)
+    assert found is not None
+    np.testing.assert_allclose(found.x, 1, atol=1e-7)
