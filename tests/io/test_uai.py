@@ -448,3 +448,10 @@ def test_the_optimum_lies_between_value_and_bound(real, name):
         assert value == pytest.approx(model.offset + float(decoded.objective), abs=close)
         assert value <= best + close
         assert not decoded.optimal or value >= best - close
+
+
+@needs_data
+def test_a_relaxation_that_is_tight_ends_the_search(real):
+    """The tolerance of a node's bound alone must not keep it open."""
+    model = read_uai(real / "protein/pdb2fdn.uai")
+    assert model.graph.decode(max_nodes=40).optimal

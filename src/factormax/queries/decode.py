@@ -137,8 +137,9 @@ class _Search:
                 return self._finish(-np.inf)
             raw = self._solve(chosen)
             self._search_now_and_then(raw)
+            bounds = self._tightened(chosen, raw)
             for i, node in enumerate(chosen):
-                bound = min(float(raw.upper_bound[i]), node.bound)
+                bound = min(bounds[i], node.bound)
                 if raw.status[i] == Status.INFEASIBLE.code:
                     continue
                 mu = raw.mu[i]
@@ -160,6 +161,28 @@ class _Search:
 
     def _options(self) -> Options:
         return replace(self.options, deadline=self.deadline)
+
+    def _exact_options(self) -> Options:
+        return replace(self._options(), tol=1e-12, max_iter=2 * self.options.max_iter)
+
+    def _tightened(self, nodes: list[_Node], raw: RawSolution) -> list[float]:
+        """The bounds of relaxations, made to meet those values that can't improve.
+
+        There the tolerance alone keeps a node open, and its children would inherit that.
+        """
+        bounds = [float(bound) for bound in raw.upper_bound]
+        loose = [
+            i
+            for i in np.flatnonzero(raw.status == Status.CONVERGED.code)
+            if self._may_improve(bounds[i]) and not self._may_improve(float(raw.objective[i]))
+        ]
+        if loose and not self._late():
+            again = self._solve(
+                [replace(nodes[i], start=raw.tau[i]) for i in loose], self._exact_options()
+            )
+            for i, bound in zip(loose, again.upper_bound, strict=True):
+                bounds[i] = min(bounds[i], float(bound))
+        return bounds
 
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -205,8 +228,7 @@ class _Search:
         bound = float(raw.upper_bound[0])
         self._offer(np.round(raw.mu[0]))
         if raw.integral[0] and self._may_improve(bound) and not self._late():
-            exact = replace(self._options(), tol=1e-12, max_iter=2 * self.options.max_iter)
-            again = engine.solve(self.original, self.numbers, exact, raw.tau)
+            again = engine.solve(self.original, self.numbers, self._exact_options(), raw.tau)
             self._count(again)
             bound = min(bound, float(again.upper_bound[0]))
             self._offer(np.round(again.mu[0]))
@@ -257,7 +279,7 @@ class _Search:
             return bound > -np.inf
         return bound > self.best_value + 1e-9 * (self.size + abs(self.best_value))
 
-    def _solve(self, nodes: list[_Node]) -> RawSolution:
+    def _solve(self, nodes: list[_Node], options: Options | None = None) -> RawSolution:
         size = len(nodes)
         held = np.stack([node.held for node in nodes])
         one = self.numbers
@@ -271,7 +293,7 @@ class _Search:
         warm = None
         if all(node.start is not None for node in nodes):
             warm = np.stack([node.start for node in nodes])  # type: ignore[misc]
-        raw = engine.solve(self.wiring, batch, self._options(), warm)
+        raw = engine.solve(self.wiring, batch, options or self._options(), warm)
         self._count(raw)
         return raw
 
