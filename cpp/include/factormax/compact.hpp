@@ -496,6 +496,7 @@ class CompactSolver {
     T size = 1;
     for (int j = 0; j < p.n; ++j) size = std::max(size, std::fabs(p.eta[j]));
     for (int r = p.hard; r < p.links; ++r) size = std::max(size, p.hi[r]);
+    if (structured_ != nullptr) size = std::max(size, T(structured_->largest_score()));
     if (max_abs(Span<const T>(now_.x)) <= kFar * size) return false;
     bool any = false;
     for (int r = 0; r < p.m; ++r) {

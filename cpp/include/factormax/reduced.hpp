@@ -635,7 +635,9 @@ class ReducedSystem {
   void drop_rigid() {
     T largest = 0;
     for (int i = 0; i < count; ++i) largest = std::max(largest, diagonal_[i]);
-    const T least = largest * (std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-6));
+    // Where all rows are rigid, the largest is what rounding left of 0.
+    const bool fine = std::numeric_limits<T>::digits > 24;
+    const T least = std::max(largest * (fine ? T(1e-12) : T(1e-6)), fine ? T(1e-24) : T(1e-12));
     const Span<std::int32_t> place = touching_;
     fill(place.first(count), 0);
     for (int k = 0; k < ptr_[num_free_]; ++k)

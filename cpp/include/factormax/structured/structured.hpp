@@ -276,6 +276,17 @@ class StructuredFactors {
     return possible;
   }
 
+  // In magnitude, of the factors' own.
+  double largest_score() const {
+    double largest = 0;
+    for (const StructuredFactor& f : factors_) {
+      for (const double score : f.eta_v) {
+        if (std::isfinite(score)) largest = std::max(largest, std::fabs(score));
+      }
+    }
+    return largest;
+  }
+
   // The scores of the factors times `ratio`.
   void rescale(double ratio) {
     for (StructuredFactor& f : factors_) {
