@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from fuzz.case import Case, snippet
-from fuzz.checks import QUERIES, Failure, Tally, check
+from fuzz.checks import CHECKS, QUERIES, Failure, Tally, check
 from fuzz.generate import SIZES, generate
 from fuzz.shrink import shrink
 
@@ -25,7 +25,11 @@ PATIENCE = {"small": 60, "mid": 180, "large": 600}
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if anything failed."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    unknown = sorted(set((options.only or "").split(",")) - {"", *CHECKS})
+    if unknown:
+        parser.error(f"--only: there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     options.output.mkdir(parents=True, exist_ok=True)
     run = _Run(options)
     if options.case is not None:
@@ -39,14 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to go on")
-    parser.add_argument("--seed", type=int, default=0, help="of the run; with a case number, all")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the run; a case is its seed and number"
+    )
     parser.add_argument("--size", choices=list(SIZES), default="small", help="of the graphs")
-    parser.add_argument("--dtype", choices=["any", "float32", "float64"], default="any")
+    parser.add_argument(
+        "--dtype", choices=["any", "float32", "float64"], default="any", help="of the scores"
+    )
     parser.add_argument("--case", type=int, help="run this case only")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--no-masks", action="store_true", help="no masks and no scores of -inf")
     parser.add_argument("--no-shrink", action="store_true", help="leave failures as large as found")
-    parser.add_argument("--only", help="these checks only, as in solve,map")
+    parser.add_argument("--only", help=f"these checks only, for every case: {', '.join(CHECKS)}")
     parser.add_argument("--output", type=Path, default=Path("build/fuzz"), help="for failures")
     return parser
 
@@ -149,6 +157,7 @@ class _Run:
         o = self.options
         flags = f" --dtype {o.dtype}" if o.dtype != "any" else ""
         flags += " --no-masks" if o.no_masks else ""
+        flags += f" --only {o.only}" if o.only else ""
         return f"python -m fuzz --seed {o.seed} --size {o.size}{flags} --case {number}"
 
     def _show(self, left: float, last: bool = False) -> None:
@@ -161,7 +170,7 @@ class _Run:
     def summary(self) -> str:
         """Counts of every part of every check, and of every factor."""
         t = self.tally
-        lines = ["", f"{'check':<32}{'passed':>9}{'failed':>9}{'untold':>9}"]
+        lines = ["", f"{'check':<32}{'passed':>9}{'failed':>9}{'unclear':>9}"]
         for label in sorted({*t.passed, *t.failed, *t.skipped}):
             counts = (t.passed[label], t.failed[label], t.skipped[label])
             lines.append(f"{label:<32}" + "".join(f"{c:>9}" for c in counts))

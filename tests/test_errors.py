@@ -262,3 +262,11 @@ def test_torch_pair_scores_over_numpy_variables():
     u = fg.variable_from(np.zeros(3))
     with pytest.raises(fm.GraphError, match="Pair over u"):
         fg.add(fm.Pair(u[:2], u[1:], torch.zeros(2)))
+
+
+def test_a_factor_is_added_once():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros(2))
+    pair = fg.add(fm.Pair(u[0], u[1], 1.0))
+    with pytest.raises(fm.GraphError, match=r"Pair over u\[0\], u\[1\]: it was added already"):
+        fg.add(pair)

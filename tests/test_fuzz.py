@@ -384,3 +384,9 @@ def test_a_start_that_breaks_a_row_is_no_optimum():
     found = maximize(program)
     assert found is not None
     np.testing.assert_allclose(found.x, 1, atol=1e-7)
+
+
+def test_a_check_that_does_not_exist_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--only", "solve,foo", "--output", str(tmp_path)])
+    assert "'foo'" in capsys.readouterr().err

@@ -156,7 +156,7 @@ def conflicts_of(
 
 
 _NAMED = 8  # factors that a message names
-_MOST = 2000  # rows that are tried one by one
+_MOST = 128  # rows that are tried one by one
 
 
 @dataclass

@@ -153,6 +153,9 @@ class FactorGraph:
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
+        if factor.added:
+            raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
+        factor.added = True
         if factor.score_parts and not is_tracing():
             for part in factor.score_parts:
                 if is_tensor(part.given):

@@ -267,3 +267,12 @@ def test_negated_literals_that_meet_the_bound_exactly(coefs, bound):
     v = fg.variable_from(np.zeros(3), mask=np.array([False, False, True]))
     fg.add(fm.Linear([~v[:2], v[2]], [*coefs, 0.0], upper=bound))
     assert fg.solve().converged
+
+
+def test_coefficients_in_float32_may_miss_their_own_sum():
+    coefs = np.array([0.1, 0.2, 0.7], np.float32)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([1.0, 1.0, -1.0], np.float32))
+    fg.add(fm.Linear(u, coefs, lower=0.3, upper=0.3))
+    assert fg.decode().optimal
+    np.testing.assert_array_equal(u.value, [1, 1, 0])

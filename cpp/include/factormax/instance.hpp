@@ -320,7 +320,9 @@ struct Instance {
       (p_coef[k] < 0 ? least : most) += p_coef[k];
       ++e;
     }
-    const T slack = 16 * std::numeric_limits<T>::epsilon() * (most - least + std::fabs(b));
+    // Parameters that were worked out in float may miss their own sum.
+    const T eps = std::max(T(1e-7), 16 * std::numeric_limits<T>::epsilon());
+    const T slack = eps * (most - least + std::fabs(b));
     const bool too_much = least > b + slack;
     if (refuted < 0 && (too_much || (equality && most < b - slack))) {
       refuted = r;

@@ -104,6 +104,7 @@ class BaseFactor:
     negated: BoolArray | None
     group_shape: tuple[int, ...]
     params: tuple[FloatArray, ...] = ()  # each (1 | B, k) or (1 | B, k * d)
+    added: bool = False  # to its graph
     score_parts: tuple[Scores, ...] = ()  # its own scores
 
     def _take(

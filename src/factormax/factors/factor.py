@@ -51,9 +51,11 @@ class Factor(StructuredFactor):
     that an instance is infeasible. A warm start changes nothing of this. A score of −inf is a
     masked variable, which must be off. The factor's own scores come times a positive number.
 
-    An oracle with a domain, such as a shortest path with costs of one sign, should clip what is
-    beyond it by little, and define `features_of`, so that `loss` and `decode` need not ask `map`
-    whether an assignment is a structure: for that they would make scores up.
+    An oracle with a domain, such as a shortest path with costs of one sign, should clip what lies
+    just beyond it, and define `features_of`, so that `loss` and `decode` need not ask `map` whether
+    an assignment is a structure: for that they would make scores up. Where scores are raised by
+    more, as above or by the cost of the hinge loss, clipping makes the answer wrong: such queries
+    need an oracle that takes all scores.
 
     Args:
         u: a variable, a slice, or a list of them (then flat, one after the other).

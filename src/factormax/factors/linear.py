@@ -90,7 +90,7 @@ class Linear(BaseFactor):
             raise InfeasibleError(f"{name}: lower is {low}, above upper, which is {high}.")
         rows = coefs.reshape(len(coefs), -1, d)
         least, most = np.minimum(rows, 0).sum(axis=-1), np.maximum(rows, 0).sum(axis=-1)
-        slack = 16 * np.finfo(np.float64).eps * (most - least)
+        slack = 1e-6 * (most - least)  # coefficients in float32 may miss their own sum
         for low, high in _pairs_of(lower > most + slack, lower, most):
             raise InfeasibleError(f"{name}: lower is {low}, but the sum is at most {high}.")
         for high, low in _pairs_of(upper < least - slack, upper, least):

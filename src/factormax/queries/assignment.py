@@ -92,10 +92,18 @@ def typical_score(scores: FloatArray) -> float:
     return float(np.partition(sizes, middle)[middle])
 
 
-def is_broken(excess: FloatArray, size: FloatArray, kind: npt.NDArray[np.int8] | int) -> BoolArray:
-    """Which rows do not hold, but for the rounding of sums whose terms add up to `size`."""
+def is_broken(
+    excess: FloatArray,
+    size: FloatArray,
+    kind: npt.NDArray[np.int8] | int,
+    dtype: np.dtype[Any],
+) -> BoolArray:
+    """Which rows do not hold, but for the rounding of sums whose terms add up to `size`.
+
+    dtype: that of the scores, and so, mostly, the one that the parameters were worked out in.
+    """
     excess = np.where(np.equal(kind, EQUALITY), np.abs(excess), excess)
-    return np.asarray(excess > 1e-12 * size)
+    return np.asarray(excess > (1e-6 if dtype == np.float32 else 1e-9) * size)
 
 
 def _broken_rows(
@@ -116,7 +124,7 @@ def _broken_rows(
         return np.asarray(sums)
 
     size = totals(np.abs(terms)) + np.abs(rows.rhs)
-    wrong = is_broken(totals(terms) - rows.rhs, size, graph.row_kind)
+    wrong = is_broken(totals(terms) - rows.rhs, size, graph.row_kind, numbers.eta_u.dtype)
     if mask is not None:
         wrong &= graph.rows_present(mask)
     for i in np.flatnonzero(wrong.any(axis=1)):

@@ -142,7 +142,7 @@ def _tables(graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_])
         order = np.argsort(col)
         on = np.indices((2,) * len(col)).reshape(len(col), 2 ** len(col))
         size = np.abs(coef[order]) @ on + abs(rhs)
-        wrong = is_broken(coef[order] @ on - rhs, size, kind)
+        wrong = is_broken(coef[order] @ on - rhs, size, kind, numbers.eta_u.dtype)
         values = np.where(wrong, -np.inf, 0.0).reshape((2,) * len(col))
         tables.append(_Table(tuple(int(v) for v in col[order]), values))
     for pair, negated, score in zip(
