@@ -279,7 +279,7 @@ def building(quick: bool) -> Section:
         return compiled.compile_wiring(fg.wiring())
 
     def build_and_lower() -> None:  # which a solve does at first: it needs to know the dtype
-        build().lower(np.zeros(0), None, len(scores), np.dtype(np.float64))
+        build().lower(np.zeros(0), len(scores), np.dtype(np.float64))
 
     fg, _ = build_matching(scores)
     turns = 3 if quick else 10

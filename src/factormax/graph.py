@@ -228,8 +228,8 @@ class FactorGraph:
             method: "auto", or "admm" for the paper's algorithm.
             tol: how far the constraints may be from holding.
             max_iter: the most passes over the graph, for each instance.
-            max_inner_iter: the most oracle calls a structured factor may take in one pass. There
-                "auto" stops, with what was found; "admm" goes on with the next pass.
+            max_inner_iter: the most oracle calls a structured factor may take in one pass. At that
+                limit "auto" stops and returns what it has; "admm" goes on with the next pass.
             step_size: of "admm".
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of a graph of the same factors to start from.

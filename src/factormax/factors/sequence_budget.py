@@ -26,7 +26,7 @@ class SequenceBudget(StructuredFactor):
     a query, `value` holds how much two neighbours are on together, in the shape of `transitions`.
 
     Args:
-        u: `(length,)`. A masked variable is off, and parts its neighbours; padding is such.
+        u: `(length,)`. A masked variable is off, and separates its neighbours, as padding does.
         transitions: a number, or `(length − 1,)`; `(*batch, ...)` for each instance its own.
         budget: how many may be on; one number, or `(*batch,)`.
 

@@ -32,7 +32,7 @@ class ContiguousSelection(StructuredLayer):
         transition: the score of two neighbours, or where it starts. At exactly 0 the layer has a
             kink.
         learn_transition: False: the score stays as it is.
-        exactly: True: as many as the budget, no fewer; all, where fewer are there.
+        exactly: True: exactly `budget`, or all if fewer are present.
         **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
