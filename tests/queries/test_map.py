@@ -881,3 +881,25 @@ def test_random_assignment(build):
             best = costs[linear_sum_assignment(costs)].sum()
             solution = build(costs)[0].solve_map()
             assert abs(-solution.objective - best) <= VALUE * (1 + abs(best))
+
+
+class _Either(fm.Factor):
+    """One variable, on or off."""
+
+    def map(self, eta_u, eta_v=()):
+        return [float(eta_u[0] > 0)], []
+
+
+def test_no_direction_is_so_long_that_the_scores_are_lost():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.0, 500.0]))
+    fg.add(fm.Imply([u[1], u[0]]))
+    fg.add(fm.AndOut([u[1], ~u[0]]))
+    fg.add(_Either(u[[1]]))
+    costs = np.array([1.2828817814504394, 2.3890927417354155])
+    fg.add(fm.Knapsack([u[1], ~u[0]], costs, budget=0.184653942975693))
+    fg.add(fm.Pair(u[[1]], u[[0]], np.array([0.0])))
+    solution = fg.solve_map()
+    best = 0.184653942975693 / costs.sum()  # for ~u[0] is u[1]
+    assert solution.converged
+    np.testing.assert_allclose(u.value, [1 - best, best], atol=1e-6)

@@ -233,8 +233,9 @@ class CompactSolver {
 
   static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
   static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
-  static constexpr T kFar = 1000;        // times the scores, what multipliers are brought back to
-  static constexpr int kReturns = 2;     // how often, for they may belong there
+  static constexpr T kFar = 1000;        // times the scores: no direction is longer, and multipliers
+                                         // beyond it are brought back,
+  static constexpr int kReturns = 2;     // so often, for they may belong there
   static constexpr int kStall = 12;      // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes at least before the fallback is tried
   static constexpr int kNever = std::numeric_limits<int>::max();
@@ -415,6 +416,7 @@ class CompactSolver {
       free += !frozen;
     }
     lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(free), direction_);
+    shorten();
     T slope = move(T(1));
     int passes = 0;
     T alpha = 1, good = 0;
@@ -453,6 +455,16 @@ class CompactSolver {
                 Span<const T>(next_.g));
     std::swap(now_, next_);
     return passes;
+  }
+
+  // Steps along which hardly any curvature was seen make a direction as long as rounding would have
+  // it, out to where nothing is left of the scores, and every slope is 0.
+  void shorten() {
+    const T longest = max_abs(Span<const T>(direction_));
+    if (!(longest > kFar * (1 + p_->largest_score))) return;
+    const T most = kFar * (1 + p_->largest_score + max_abs(Span<const T>(now_.x)));
+    if (!(longest > most)) return;
+    for (int r = 0; r < p_->m; ++r) direction_[r] *= most / longest;
   }
 
   // By convexity phi falls where the slope at the end is not positive. Elsewhere compare values, if
