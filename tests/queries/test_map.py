@@ -883,6 +883,23 @@ def test_random_assignment(build):
             assert abs(-solution.objective - best) <= VALUE * (1 + abs(best))
 
 
+def test_steps_that_lead_nowhere_are_solved_more_closely():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([-0.5, -1.0, 1.0, -0.5, -1.0, 2.5, 0.5, 0.5, 0.5]))
+    coefs = np.array([-0.09105226, -0.61202995, 0.17950265, -0.94264437, 0.89557727])
+    fg.add(fm.Linear(u[[5, 4, 1, 0, 8]], coefs, lower=-0.09914143, upper=0.01105565))
+    fg.add(fm.Exactly([u[7], u[5], ~u[8], u[4]], count=1))
+    fg.add(fm.Exactly([u[7], ~u[2], ~u[8], u[4], u[1]], count=2))
+    fg.add(fm.Or([u[8], u[5], ~u[3], ~u[7], u[4]]))
+    fg.add(fm.OrOut([u[1], u[0]]))
+    fg.add(fm.Or([u[3], u[7], ~u[2]]))
+    fg.add(fm.Nand([u[3]]))
+    fg.add(fm.Pair(u[[6, 2]], u[[1, 8]], np.array([0.0, -2.0])))
+    solution = fg.solve_map()
+    assert solution.converged and solution.iterations < 500
+    assert abs(solution.upper_bound - solution.objective) <= VALUE * (1 + solution.objective)
+
+
 class _Either(fm.Factor):
     """One variable, on or off."""
 

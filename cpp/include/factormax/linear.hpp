@@ -38,15 +38,16 @@ class LinearProgram {
   }
 
   // No assignment scores more than this, for any multipliers x in their bounds. z: (n,) the scores
-  // less what the multipliers take, all of them times `scale`.
-  double bound(const T* z, const T* x, double scale) const {
+  // less what the multipliers take, all of them times `scale`. taken: (n,) by what more the links
+  // have taken from z, each from its variable, or null.
+  double bound(const T* z, const T* x, double scale, const T* taken = nullptr) const {
     const Instance<T>& p = *p_;
     double sum = 0;
     for (int j = 0; j < p.n; ++j) {
       if (structured_ == nullptr || !p.in_hub[j]) sum += std::max(0.0, double(z[j]));
     }
     for (int r = 0; r < p.links; ++r) sum += double(p.rhs[r]) * p.scale[r] * x[r];
-    if (structured_ != nullptr) sum += structured_->best_value(p, z, x);
+    if (structured_ != nullptr) sum += structured_->best_value(p, z, x, taken);
     return sum / scale + p.constant;
   }
 

@@ -1,6 +1,6 @@
 // LP-MAP by the proximal point method, docs/math.md (56): each step is an LP-SparseMAP with the
-// scores t eta + mu_k, from the multipliers of the last; t doubles. Linear programs end after
-// finitely many steps, and the multipliers give a bound at any time.
+// scores t eta + mu_k, from the multipliers of the last; t doubles while that helps. Linear programs
+// end after finitely many steps, and the multipliers give a bound at any time.
 #pragma once
 
 #include "factormax/compact.hpp"
@@ -17,6 +17,7 @@ class ProximalSolver {
     eta_ = ws.take<T>(p.num_vars);
     center_ = ws.take<T>(p.num_vars);
     work_ = ws.take<T>(p.num_vars);
+    taken_ = ws.take<T>(p.num_vars);
     program_.allocate(p, ws);
     hi_ = ws.take<T>(p.num_dual());
   }
@@ -46,7 +47,8 @@ class ProximalSolver {
 
     const double tol = std::max(options.tol, 16.0 * std::numeric_limits<T>::epsilon());
     const bool at_once = compact_.all_isolated();
-    T wanted = at_once ? T(tol) : kLoosest;
+    T loosest = kLoosest, wanted = at_once ? T(tol) : loosest;
+    double least = std::numeric_limits<double>::infinity();
     Result& result = compact_.result();
     for (int step = 0;; ++step) {
       compact_.minimise(wanted, options.max_iter, step > 0 || warm != nullptr);
@@ -71,11 +73,20 @@ class ProximalSolver {
         change = std::max(change, std::fabs(at.mu[j] - center_[j]));
         center_[j] = at.mu[j];
       }
-      wanted = clip(change / 5, T(tol / 10), kLoosest);
-      t *= 2;
+      // A gap that does not close means that the steps end too far from where they lead: the next
+      // begin from nowhere, and all the more so with a larger t.
+      const bool closes = at_once || std::fabs(gap) <= least / 2;
+      if (closes) {
+        least = std::fabs(gap);
+      } else {
+        loosest = std::max(loosest / 4, T(tol / 10));
+      }
+      wanted = clip(change / 5, T(tol / 10), loosest);
+      const T ratio = closes || loosest <= T(tol) ? T(2) : T(1);
+      t *= ratio;
       scale_scores(p, t);
-      if (structured_ != nullptr) structured_->rescale(2);
-      compact_.follow_scores(T(2));
+      if (structured_ != nullptr) structured_->rescale(ratio);
+      compact_.follow_scores(ratio);
     }
     compact_.settle(false);
     if (result.status != Status::infeasible && !in_trouble()) {
@@ -89,7 +100,7 @@ class ProximalSolver {
   }
 
  private:
-  static constexpr int kMostSteps = 60;
+  static constexpr int kMostSteps = 200;
   static constexpr T kLoosest = T(0.1);  // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
@@ -133,10 +144,16 @@ class ProximalSolver {
     for (int r = p.hard; r < p.links; ++r) p.hi[r] = t * hi_[r];
   }
 
+  // The quadratic is shared by a variable and its links, and so is the centre: then the bound of the
+  // solution is its value.
   bool better_bound(const Instance<T>& p, T t) {
     const DualPoint<T>& at = compact_.point();
-    for (int j = 0; j < p.n; ++j) work_[j] = at.z[j] - center_[j];
-    const double bound = program_.bound(work_.data, at.x.data, double(t));
+    for (int j = 0; j < p.n; ++j) {
+      const T share = p.weighted() ? p.weight[j] * center_[j] : center_[j];
+      work_[j] = at.z[j] - share;
+      taken_[j] = -share;
+    }
+    const double bound = program_.bound(work_.data, at.x.data, double(t), taken_.data);
     if (!std::isfinite(bound)) return false;
     bound_ = std::min(bound_, bound);
     return true;
@@ -145,7 +162,7 @@ class ProximalSolver {
   CompactSolver<T> compact_;
   LinearProgram<T> program_;
   StructuredFactors<T>* structured_ = nullptr;
-  Span<T> eta_, hi_, center_, work_;
+  Span<T> eta_, hi_, center_, work_, taken_;
   double bound_ = 0;
   bool integral_ = false;
 };

@@ -398,13 +398,14 @@ class StructuredFactors {
 
   // What the best structures score: at z on hubs, at the multipliers x on links. +inf if an oracle
   // fails.
-  double best_value(const Instance<T>& p, const T* z, const T* x) {
+  double best_value(const Instance<T>& p, const T* z, const T* x, const T* taken) {
     double sum = 0;
     for (StructuredFactor& f : factors_) {
       if (!f.present) continue;
       fill(f.y, -std::numeric_limits<double>::infinity());
       f.each([&](int k, int r) {
         f.y[k] = f.linked ? double(x[r]) * p.scale[r] : double(z[f.var[k]]);
+        if (f.linked && taken != nullptr) f.y[k] += double(taken[f.var[k]]);
       });
       double best = 0;
       if (!f.set.best_score(f.y.data, f.eta_v.data, f.oracle, best)) {
