@@ -390,3 +390,12 @@ def test_a_check_that_does_not_exist_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(["--only", "solve,foo", "--output", str(tmp_path)])
     assert "'foo'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"), [(101, 879), (101, 1337), (102, 980), (102, 1121), (102, 1228)]
+)
+def test_large_scores_converge(seed, number):
+    """Nearly linear programs with structured factors, on which descent alone makes no headway."""
+    case = generate(seed, number, "mid", "float64")
+    assert check(case, number, "mid", "solve", Tally()) == []

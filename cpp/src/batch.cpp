@@ -32,7 +32,6 @@ template <class T>
 struct ForwardState {
   Instance<T> instance;
   StructuredFactors<T> structured;
-  CompactSolver<T> compact;
   AdmmSolver<T> admm;
   ProximalSolver<T> proximal;
   Span<T> error;
@@ -56,11 +55,10 @@ struct ForwardState {
     }
     structured.allocate(p, growth, ws);
     StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
-    if (method == Method::compact) compact.allocate(p, hubs, ws);
     has_row_form = method == Method::compact && RowForm<T>::possible(p);
     if (has_row_form) by_rows.allocate(p, ws);
     if (method == Method::admm || method == Method::ad3) admm.allocate(p, hubs, ws);
-    if (method == Method::proximal) proximal.allocate(p, hubs, ws);
+    if (method == Method::compact || method == Method::proximal) proximal.allocate(p, hubs, ws);
   }
 };
 
@@ -208,9 +206,9 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
   Result result;
   switch (method) {
     case Method::compact:
-      result = state.compact.solve(p, instance, warm, options, control, may_poll);
-      state.point = &state.compact.point();
-      state.certificate = state.compact.certificate();
+      result = state.proximal.solve_quadratic(p, instance, warm, options, control, may_poll);
+      state.point = &state.proximal.point();
+      state.certificate = state.proximal.certificate();
       break;
     case Method::proximal:
       result = state.proximal.solve(p, instance, warm, options, control, may_poll);

@@ -39,15 +39,20 @@ class CompactSolver {
   Span<const T> certificate() const { return Span<const T>(step_).first(certified_ ? p_->m : 0); }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
-  // solution is approached, and restored exactly.
+  // solution is approached, and restored exactly. may_give_up: after kStuck passes, if the scores
+  // are large and the interior point method is of no use; then `gave_up`.
   Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
-               Control& control, bool may_poll) {
+               Control& control, bool may_poll, bool may_give_up = false) {
     if (!begin(problem, p, options, control, may_poll)) return result_;
+    if (may_give_up && relevant_score() > kDirect && options.max_iter >= 2 * kStuck) {
+      give_up_at_ = kStuck;
+    }
     start(warm);
     if (warm != nullptr || approach()) minimise(T(options.tol), options.max_iter, warm != nullptr);
-    settle(true);
+    if (!gave_up_) settle(true);
     return result_;
   }
+  bool gave_up() const { return gave_up_; }
 
   // The parts of a solve, for those who solve several that differ in their scores. Returns false if
   // some constraint alone can't hold.
@@ -62,7 +67,8 @@ class CompactSolver {
     system_.may_poll = may_poll;
     system_.most_steps = 500;  // the finish is an attempt
     result_ = Result{};
-    impatient_ = certified_ = false;
+    impatient_ = certified_ = gave_up_ = false;
+    give_up_at_ = kNever;
     interior_patience_ = 0;
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
@@ -176,6 +182,10 @@ class CompactSolver {
         }
         if (result.iterations >= max_iter) break;
       }
+      if (result.iterations >= give_up_at_ && !interior_fits()) {
+        gave_up_ = true;
+        break;
+      }
       // It takes a step at least, and an evaluation of what it found.
       if (result.iterations >= fall_back_at && result.iterations + 2 <= max_iter) {
         const int patience = std::min(interior_patience(), (max_iter - begin) / 2);
@@ -199,7 +209,10 @@ class CompactSolver {
       result.iterations += passes;
       residual = this->residual(now_);
     }
-    if (result.status != Status::converged && infeasible()) result.status = Status::infeasible;
+    if (result.status != Status::converged && infeasible()) {
+      result.status = Status::infeasible;
+      gave_up_ = false;
+    }
   }
 
   // What the structured factors leave behind must be the solution's, with whole faces if those are
@@ -233,11 +246,12 @@ class CompactSolver {
 
   static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
   static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
-  static constexpr T kFar = 1000;        // times the scores: no direction is longer, and multipliers
-                                         // beyond it are brought back,
-  static constexpr int kReturns = 2;     // so often, for they may belong there
-  static constexpr int kStall = 12;      // passes without gain that mean rounding, near the end
+  static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
+                                      // beyond it are brought back,
+  static constexpr int kReturns = 2;  // so often, for they may belong there
+  static constexpr int kStall = 12;   // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes at least before the fallback is tried
+  static constexpr int kStuck = 200;     // passes after which large scores want another start
   static constexpr int kNever = std::numeric_limits<int>::max();
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
@@ -245,9 +259,7 @@ class CompactSolver {
   // Returns false if that already shows that there is no solution.
   bool approach() {
     int stages = 0;
-    // Scores far below all others only keep their variables out.
-    const T relevant = std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
-    for (T size = relevant; size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
+    for (T size = relevant_score(); size > (stages == 0 ? kDirect : kFirst); size /= kStage) {
       ++stages;
     }
     if (stages == 0 || all_isolated()) return true;
@@ -261,15 +273,20 @@ class CompactSolver {
         if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
           return false;
         }
-        if (result_.status != Status::max_iter) break;
+        if (result_.status != Status::max_iter || gave_up_) break;
         impatient_ = result_.iterations >= interior_patience() - 20;
         if (impatient_) break;
       }
-      if (impatient_ || result_.iterations >= most) break;
+      if (impatient_ || gave_up_ || result_.iterations >= most) break;
       rescale(kStage);
     }
     if (stages > 0) rescale(std::pow(kStage, T(stages)));
-    return true;
+    return !gave_up_;
+  }
+
+  // Scores far below all others only keep their variables out.
+  T relevant_score() const {
+    return std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
   }
 
   bool interior_fits() { return interior_patience() != kNever; }
@@ -635,7 +652,8 @@ class CompactSolver {
   Span<std::int32_t> order_;
   int attempted_ = 0;
   int interior_patience_ = 0;  // 0: not known yet
-  bool far_ = false, impatient_ = false, certified_ = false;
+  int give_up_at_ = kNever;    // after so many passes
+  bool far_ = false, impatient_ = false, certified_ = false, gave_up_ = false;
   InteriorPoint<T> interior_;
   StructuredFactors<T>* structured_ = nullptr;
 };

@@ -1,6 +1,6 @@
 // LP-MAP by the proximal point method, docs/math.md (56): each step is an LP-SparseMAP with the
-// scores t eta + mu_k, from the multipliers of the last; t doubles while that helps. Linear programs
-// end after finitely many steps, and the multipliers give a bound at any time.
+// scores t eta + mu_k, from the multipliers of the last; t doubles while that helps. Linear
+// programs end after finitely many steps, and the multipliers give a bound at any time.
 #pragma once
 
 #include "factormax/compact.hpp"
@@ -20,6 +20,7 @@ class ProximalSolver {
     taken_ = ws.take<T>(p.num_vars);
     program_.allocate(p, ws);
     hi_ = ws.take<T>(p.num_dual());
+    warm_ = ws.take<T>(p.num_dual());
   }
 
   DualPoint<T>& point() { return compact_.point(); }
@@ -27,6 +28,35 @@ class ProximalSolver {
   double bound() const { return bound_; }
   Span<const T> certificate() const { return compact_.certificate(); }
   bool integral() const { return integral_; }
+
+  // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
+  // headway, it begins again from the multipliers of that. warm: as of the compact solver.
+  Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
+                         const Options& options, Control& control, bool may_poll) {
+    const Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
+    if (!compact_.gave_up()) return first;
+    Options rest = options;
+    rest.tol = 1e-6;
+    rest.max_iter = (options.max_iter - first.iterations) / 4 * 3;
+    const bool wide = p.wide;
+    on_the_way_ = true;
+    Result linear = solve(problem, p, nullptr, rest, control, may_poll);
+    on_the_way_ = false;
+    p.wide = wide;
+    const int spent = first.iterations + linear.iterations;
+    if (linear.status == Status::infeasible || linear.status == Status::interrupted ||
+        in_trouble()) {
+      linear.iterations = spent;
+      return linear;
+    }
+    const DualPoint<T>& at = compact_.point();
+    for (int r = 0; r < p.m; ++r) warm_[p.row[r]] = at.x[r] * p.scale[r];
+    rest.tol = options.tol;
+    rest.max_iter = std::max(options.max_iter - spent, 1);
+    Result last = compact_.solve(problem, p, warm_.data, rest, control, may_poll);
+    last.iterations += spent;
+    return last;
+  }
 
   // warm: multipliers of an earlier solution of the linear program, or null.
   Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
@@ -40,6 +70,7 @@ class ProximalSolver {
     copy(p.hi.first(p.m), hi_);
     fill(center_.first(p.n), T(0));
     T t = 1 / typical_score(p);
+    if (on_the_way_) t = std::exp2(std::round(std::log2(t)));  // to restore the scores exactly
     scale_scores(p, t);
     if (structured_ != nullptr) structured_->rescale(t);
     compact_.start(warm);
@@ -89,7 +120,7 @@ class ProximalSolver {
       compact_.follow_scores(ratio);
     }
     compact_.settle(false);
-    if (result.status != Status::infeasible && !in_trouble()) {
+    if (result.status != Status::infeasible && !in_trouble() && !on_the_way_) {
       integral_ = program_.round(compact_.point().mu, eta_.data, hi_.data, double(t), bound_, tol);
     }
     copy(eta_.first(p.n), p.eta);
@@ -144,8 +175,8 @@ class ProximalSolver {
     for (int r = p.hard; r < p.links; ++r) p.hi[r] = t * hi_[r];
   }
 
-  // The quadratic is shared by a variable and its links, and so is the centre: then the bound of the
-  // solution is its value.
+  // The quadratic is shared by a variable and its links, and so is the centre: then the bound of
+  // the solution is its value.
   bool better_bound(const Instance<T>& p, T t) {
     const DualPoint<T>& at = compact_.point();
     for (int j = 0; j < p.n; ++j) {
@@ -162,9 +193,10 @@ class ProximalSolver {
   CompactSolver<T> compact_;
   LinearProgram<T> program_;
   StructuredFactors<T>* structured_ = nullptr;
-  Span<T> eta_, hi_, center_, work_, taken_;
+  Span<T> eta_, hi_, center_, work_, taken_, warm_;
   double bound_ = 0;
   bool integral_ = false;
+  bool on_the_way_ = false;  // to the solution of the quadratic program
 };
 
 }  // namespace factormax
