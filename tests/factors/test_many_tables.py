@@ -1,7 +1,5 @@
 """N tables in one call: what a loop over single tables gives."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -206,14 +204,12 @@ def test_no_tables():
 
 
 def test_twenty_thousand_at_once():
-    """A grid of 100 × 110 with 3 labels is built and compiled in milliseconds, not seconds."""
+    """A grid of 100 × 110 with 3 labels, in one call."""
     cells = np.arange(100 * 110).reshape(100, 110)
     first = np.concatenate([cells[:, :-1].ravel(), cells[:-1].ravel()])
     second = np.concatenate([cells[:, 1:].ravel(), cells[1:].ravel()])
-    start = time.process_time()
     fg = fm.FactorGraph()
     u = fg.variable_from(np.random.default_rng(5).normal(size=(cells.size, 3)))
     table = fg.add(fm.Table([u[first], u[second]], 0.5 * np.eye(3)))
     fg.solve(max_iter=1, on_failure="ignore")
     assert table.structures.shape[0] == len(first) == 21_790
-    assert time.process_time() - start < 5  # about 0.2; 8 s for the loop, without the solve
