@@ -399,3 +399,10 @@ def test_large_scores_converge(seed, number):
     """Nearly linear programs with structured factors, on which descent alone makes no headway."""
     case = generate(seed, number, "mid", "float64")
     assert check(case, number, "mid", "solve", Tally()) == []
+
+
+@pytest.mark.parametrize(("seed", "number"), [(201, 199), (201, 172), (202, 143)])
+def test_large_scores_in_float32_are_not_called_infeasible(seed, number):
+    """A linear program in float32 on the way proves nothing."""
+    case = generate(seed, number, "mid", "float32")
+    assert check(case, number, "mid", "solve", Tally()) == []

@@ -30,10 +30,12 @@ class ProximalSolver {
   bool integral() const { return integral_; }
 
   // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
-  // headway, it begins again from the multipliers of that. warm: as of the compact solver.
+  // headway, it begins again from the multipliers of that. float is too coarse for linear programs.
+  // warm: as of the compact solver.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll) {
-    const Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
+    const bool fine = std::numeric_limits<T>::digits > 24;
+    const Result first = compact_.solve(problem, p, warm, options, control, may_poll, fine);
     if (!compact_.gave_up()) return first;
     Options rest = options;
     rest.tol = 1e-6;
