@@ -187,7 +187,7 @@ struct PairView {
   // How the value moves with the two variables. `upper`: the multiplier of its row is at its upper
   // bound.
   std::pair<T, T> slope(const Instance<T>& p, T score, bool upper) const {
-    const bool here1 = p.new_var[j1] >= 0, here2 = p.new_var[j2] >= 0;
+    const bool here1 = p.complete || p.new_var[j1] >= 0, here2 = p.complete || p.new_var[j2] >= 0;
     if (here1 && here2) {
       if (score >= 0) return upper ? std::pair{sign1, T(0)} : std::pair{T(0), sign2};
       return upper ? std::pair{sign1, sign2} : std::pair{T(0), T(0)};
