@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINUTES ?= 5
