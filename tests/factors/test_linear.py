@@ -22,41 +22,6 @@ class TestLinear(CountContract):
     def others(self, d):
         return {"coefs": np.linspace(-0.5, 1.5, d) + 0.1}
 
-    @pytest.mark.parametrize("method", ["auto", "admm"])
-    @pytest.mark.parametrize("negate", [False, True])
-    def test_masked_variables_are_gone(self, negate, method):
-        """They are off: a literal counts 0, a negated one 1. Where all are, so is the factor."""
-        rng = np.random.default_rng(3)
-        options = {"on_failure": "ignore", "method": method}
-        if method == "admm":
-            options |= {"tol": 1e-9, "max_iter": 100_000}
-        for problem in self.problems(negate=negate, repeat=1):
-            (term,) = problem.terms
-            masks = rng.random((6, len(problem.eta))) < 0.6
-            masks[0], masks[1] = True, False
-            eta, grad = rng.normal(size=(2, *masks.shape))
-            built = build(problem, eta, masks, batch_dims=1)
-            solution = built.fg.solve(**options)
-            out = solution.vjp({built.u: grad})[built.u]
-            for row, mask in enumerate(masks):
-                assert not built.u.value[row][~mask].any() and not out[row][~mask].any()
-                if not mask.any():
-                    assert solution.status[row] is fm.Status.CONVERGED
-                    continue
-                coefs, neg = np.asarray(term.params["coefs"]), np.array(term.neg)
-                params = {w: p - coefs[~mask & neg].sum() for w, p in term.params.items()}
-                params["coefs"] = coefs[mask]
-                own = Term("Linear", range(mask.sum()), neg[mask], params)
-                exact = exact_or_none(Problem(eta[row][mask], (own,)))
-                if exact is None:
-                    assert solution.status[row] is fm.Status.INFEASIBLE
-                    continue
-                assert solution.status[row] is fm.Status.CONVERGED
-                np.testing.assert_allclose(built.u.value[row][mask], exact.mu, atol=1e-6)
-                if exact.kink_distance > AWAY_FROM_KINKS:
-                    expected = exact.vjp(grad[row][mask])[0]
-                    np.testing.assert_allclose(out[row][mask], expected, atol=1e-6)
-
     def test_one_bound_is_a_knapsack(self):
         for scores in np.random.default_rng(0).normal(size=(10, 4)) + 1:
             costs = [1.0, 2.0, 0.0, 0.5]
