@@ -40,6 +40,7 @@ enum class Status : std::int32_t {
   infeasible = 2,   // a Farkas certificate was found
   interrupted = 3,  // stopped from outside
   stalled = 4,      // no further progress in this precision
+  not_proved = 5,   // a search ended before its answer was proved to be the best
 };
 
 // How an unknown stands at the solution; what the backward pass needs of it.
@@ -160,7 +161,7 @@ struct Result {
   double dual_residual = 0;
 };
 
-// Per-instance outputs. tau, var_side and row_side are all that the backward pass needs.
+// Per-instance outputs. The backward pass needs var_side, row_side and the structures found.
 template <class T>
 struct Outputs {
   Batched<T> mu;                  // (n,)

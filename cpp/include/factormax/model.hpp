@@ -1,0 +1,180 @@
+// A factor graph without its numbers: groups of factors over strided views of the variables, laid
+// out as the index arrays that the solvers work on. It is made once, checked, and never changed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "factormax/problem.hpp"
+
+namespace factormax {
+
+// One row of a factor over d literals, s . l <= b or s . l = b. A literal is a variable or its
+// negation.
+struct Row {
+  std::vector<std::int32_t> literals;  // those it is about, from 0 to d - 1
+  std::vector<double> coefs;           // s, of each of them
+  double bound = 0;                    // b
+  RowKind kind = RowKind::inequality;
+  int coef_param = -1;   // the parameter, one number per literal, that multiplies s; -1: none
+  int bound_param = -1;  // the parameter, one number per factor, that multiplies b; -1: none
+};
+
+// How a kind of factor over d literals becomes rows.
+struct Rule {
+  std::string name;
+  BlockKind block = BlockKind::row;
+  int size = 0;                           // d
+  std::vector<std::uint8_t> per_literal;  // of each parameter: one number per literal, or one
+  std::vector<Row> rows;
+
+  int num_params() const { return static_cast<int>(per_literal.size()); }
+};
+
+// The literals that each of k factors has from one tensor of variables. The variable at (i, j) is
+// `offset` + i . outer_strides + j . inner_strides, for i in the outer shape (one per factor, k
+// together) and j in the inner one (the literals of a factor).
+struct Part {
+  bool negated = false;
+  std::int64_t offset = 0;
+  std::vector<std::int64_t> outer, outer_strides, inner, inner_strides;
+  // If it is not empty, the literals themselves, (k, d): 2 * variable, and 1 more if negated.
+  std::vector<std::int64_t> literals;
+};
+
+// Factors of one kind, k of them over d literals each.
+struct Group {
+  std::shared_ptr<const Rule> rule;  // null: pairs, or structured factors
+  bool structured = false;
+  // Of structured factors only:
+  std::string name;
+  OracleKind oracle = OracleKind::tree;
+  std::vector<std::int32_t> shape;
+  std::int32_t num_scores = 0;  // of its own, per factor
+  int slots = 0;                // the most variables that a structure has on
+  // Whether they are linked to structured factors before them: 0, if they share a variable; 1, all
+  // but the first are; 2, all are.
+  int link = 0;
+  bool has_param = false;
+  std::vector<Part> parts;
+};
+
+// A parameter of a group: (instances, factors) or (instances, factors * literals); a stride of 0
+// repeats one number.
+struct Param {
+  const double* data = nullptr;
+  std::int64_t instance_stride = 0, stride = 0;
+
+  double at(std::int64_t i, std::int64_t j) const { return data[i * instance_stride + j * stride]; }
+};
+
+// What a model says of one structured factor.
+struct StructuredView {
+  std::string name;
+  int group = 0, number = 0;  // which factor of which group it is
+  OracleKind kind = OracleKind::tree;
+  bool linked = false;
+  std::vector<std::int32_t> shape, variables;
+  int score_begin = 0, num_scores = 0;  // in eta_v
+  int slots = 0;
+};
+
+// Whether the shape of a structured factor is one, and agrees with its variables and scores.
+bool fits(OracleKind kind, Span<const std::int32_t> shape, std::int64_t vars, std::int64_t scores);
+
+class Model {
+ public:
+  // Null, with `error` set, if the groups make no sense.
+  static std::shared_ptr<const Model> make(std::int64_t num_vars, const std::vector<Group>& groups,
+                                           std::string& error);
+
+  // The same with a row for each variable that holds it at 0 or 1, or not at all. Made once.
+  std::shared_ptr<const Model> bounded() const;
+
+  // The index arrays; the numbers are still missing.
+  template <class T>
+  Problem<T> problem() const;
+
+  int num_vars() const { return num_vars_; }
+  int num_rows() const { return static_cast<int>(row_kind_.size()); }
+  int num_entries() const { return static_cast<int>(col_.size()); }
+  int num_pairs() const { return static_cast<int>(pair_var_.size() / 2); }
+  int num_blocks() const { return static_cast<int>(block_kind_.size()); }
+  int num_structured() const { return static_cast<int>(oracle_kind_.size()); }
+  int num_scores() const { return num_pairs() + oracle_score_ptr_.back(); }
+  int num_dual() const { return num_rows() + num_pairs() + num_links_; }
+  // The rows of a bounded model that hold variables; they come after all others.
+  int num_held() const { return is_bounded_ ? num_vars_ : 0; }
+
+  // The numbers that each parameter has in an instance, group after group.
+  const std::vector<std::int64_t>& param_sizes() const { return param_sizes_; }
+  // Whether the coefficients, the bounds and the structured factors depend on parameters.
+  bool has_coef_params() const { return has_coef_params_; }
+  bool has_row_params() const { return has_row_params_; }
+
+  // The rows of an instance. `held`: of each variable 0, 1 or another number, of a bounded model.
+  template <class T>
+  void write_coefs(const std::vector<Param>& params, std::int64_t instance, const std::int8_t* held,
+                   T* coef) const;
+  template <class T>
+  void write_bounds(const std::vector<Param>& params, std::int64_t instance,
+                    const std::int8_t* held, T* rhs) const;
+  // The parameter of each structured factor; 0 where it has none.
+  void write_oracle_params(const std::vector<Param>& params, std::int64_t instance,
+                           double* out) const;
+
+  // The group, and which of its factors, that a block of rows is.
+  void place_of_block(int block, int& group, int& number) const;
+  StructuredView structured(int f) const;
+
+  const std::vector<std::int32_t>& row_ptr() const { return row_ptr_; }
+  const std::vector<std::int32_t>& col() const { return col_; }
+  const std::vector<std::int8_t>& row_kind() const { return row_kind_; }
+  const std::vector<std::int32_t>& pair_var() const { return pair_var_; }
+  const std::vector<std::uint8_t>& pair_negated() const { return pair_negated_; }
+  const std::vector<std::int32_t>& block_ptr() const { return block_ptr_; }
+  const std::vector<std::int8_t>& block_kind() const { return block_kind_; }
+
+ private:
+  // All factors of one rule, laid out together. Whether parameters are shared must not matter to
+  // the order of rows: an instance alone would differ from the same in a batch by rounding.
+  struct Bundle {
+    std::shared_ptr<const Rule> rule;
+    std::vector<int> groups;
+    int first_row = 0, first_entry = 0, first_block = 0;
+  };
+  struct Literals;
+
+  std::shared_ptr<const Model> make_bounded() const;
+  std::string lay_out(std::int64_t num_vars, const std::vector<Group>& groups);
+  std::string lay_out_structured(const std::vector<Group>& groups,
+                                 const std::vector<Literals>& literals);
+  void lay_out_bundle(Bundle& bundle, const std::vector<Literals>& literals);
+  void mark_isolated(const std::vector<Literals>& literals);
+  template <class Visit>
+  void visit_rows(Visit visit) const;
+
+  mutable std::once_flag bounded_once_;
+  mutable std::shared_ptr<const Model> bounded_;
+  int num_vars_ = 0, num_links_ = 0;
+  bool is_bounded_ = false, has_coef_params_ = false, has_row_params_ = false;
+  std::vector<Group> groups_;
+  std::vector<std::int64_t> group_count_;  // k of each
+  std::vector<int> first_param_;           // of each group
+  std::vector<std::int64_t> param_sizes_;
+  std::vector<Bundle> bundles_;
+  std::vector<std::int32_t> row_ptr_{0}, col_, pair_var_, block_ptr_{0};
+  std::vector<std::int8_t> row_kind_, block_kind_;
+  std::vector<std::uint8_t> entry_negated_, pair_negated_, block_isolated_;
+  std::vector<double> coef_, rhs_;  // where no parameter has a say
+  std::vector<int> oracle_group_, oracle_number_;
+  std::vector<std::int8_t> oracle_kind_;
+  std::vector<std::uint8_t> oracle_linked_;
+  std::vector<std::int32_t> oracle_var_ptr_{0}, oracle_var_, oracle_shape_ptr_{0}, oracle_shape_,
+      oracle_score_ptr_{0};
+};
+
+}  // namespace factormax

@@ -1,0 +1,527 @@
+#include "factormax/model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace factormax {
+
+// The literals of a group, (k, d).
+struct Model::Literals {
+  std::int64_t count = 0, size = 0;
+  std::vector<std::int32_t> var;
+  std::vector<std::uint8_t> negated;
+
+  std::int32_t at(std::int64_t i, std::int64_t j) const { return var[i * size + j]; }
+};
+
+namespace {
+
+constexpr std::int64_t kLimit = std::int64_t(1) << 30;  // the core indexes with 32 bits
+
+// The product, or a number that is too large.
+std::int64_t product(const std::vector<std::int64_t>& shape) {
+  std::int64_t total = 1;
+  for (const std::int64_t s : shape) {
+    if (s < 0) return kLimit;
+    total *= s;
+    if (total == 0) return 0;
+    if (total >= kLimit) return kLimit;
+  }
+  return total;
+}
+
+// Calls visit(number, offset) for each place of a strided shape, in C order.
+template <class Visit>
+void walk(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides,
+          std::int64_t offset, Visit visit) {
+  const std::int64_t count = product(shape);
+  std::vector<std::int64_t> at(shape.size(), 0);
+  for (std::int64_t number = 0; number < count; ++number) {
+    visit(number, offset);
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+      offset += strides[axis];
+      if (++at[axis] < shape[axis]) break;
+      offset -= strides[axis] * shape[axis];
+      at[axis] = 0;
+    }
+  }
+}
+
+bool is_sound(const Part& part) {
+  return part.outer.size() == part.outer_strides.size() &&
+         part.inner.size() == part.inner_strides.size() && product(part.outer) < kLimit &&
+         product(part.inner) < kLimit;
+}
+
+bool is_sound(const Rule& rule) {
+  if (rule.size < 0 || rule.rows.empty()) return false;
+  for (const Row& row : rule.rows) {
+    if (row.literals.size() != row.coefs.size()) return false;
+    for (const std::int32_t l : row.literals) {
+      if (l < 0 || l >= rule.size) return false;
+    }
+    const auto has = [&](int param, bool per_literal) {
+      return param >= -1 && param < rule.num_params() &&
+             (param < 0 || (rule.per_literal[param] != 0) == per_literal);
+    };
+    if (!has(row.coef_param, true) || !has(row.bound_param, false)) return false;
+  }
+  const std::size_t rows = rule.rows.size();
+  // A band has two rows of the same entries.
+  return rule.block != BlockKind::band ||
+         (rows == 2 && rule.rows[0].literals == rule.rows[1].literals);
+}
+
+// b less the terms; 0 where only rounding is left, for a bound that the negated literals meet
+// exactly must not become one that nothing meets.
+double difference(double bound, double terms, double size) {
+  const double total = bound - terms;
+  if (!std::isfinite(bound)) return total;
+  const double rounding = 8 * std::numeric_limits<double>::epsilon() * (std::fabs(bound) + size);
+  return std::fabs(total) <= rounding ? 0.0 : total;
+}
+
+// A bound beyond all reason never binds, and must not become infinite.
+double within_reason(double bound) { return std::min(std::max(bound, -1e30), 1e30); }
+
+std::shared_ptr<const Rule> held_rule() {
+  static const std::shared_ptr<const Rule> rule = [] {
+    auto made = std::make_shared<Rule>();
+    made->name = "held";
+    made->size = 1;
+    made->rows.push_back({{0}, {1.0}, 1.0, RowKind::inequality, -1, -1});
+    return made;
+  }();
+  return rule;
+}
+
+}  // namespace
+
+bool fits(OracleKind kind, Span<const std::int32_t> shape, std::int64_t vars, std::int64_t scores) {
+  const auto sized = [&](int size) {
+    return shape.size == size &&
+           std::all_of(shape.begin(), shape.end(), [](int s) { return s >= 0 && s < (1 << 20); });
+  };
+  const auto at = [&](int i) { return std::int64_t(shape[i]); };
+  switch (kind) {
+    case OracleKind::tree:
+    case OracleKind::projective_tree:
+      return sized(2) && at(0) > 0 && vars == at(0) * at(0) && scores == 0;
+    case OracleKind::matching:
+      return sized(2) && 0 < at(0) && at(0) <= at(1) && vars == at(0) * at(1) && scores == 0;
+    case OracleKind::sequence: {
+      if (!sized(5) || at(0) < 1 || at(1) < 1 || vars != at(0) * at(1)) return false;
+      const std::int64_t steps = at(2) != 0 ? at(0) - 1 : 1;
+      const std::int64_t ends = (at(3) != 0) + (at(4) != 0);
+      return scores == steps * at(1) * at(1) + ends * at(1);
+    }
+    case OracleKind::sequence_budget:
+      return sized(3) && at(0) > 0 && vars == at(0) && scores == (at(1) != 0 ? at(0) - 1 : 1);
+    case OracleKind::table: {
+      std::int64_t sum = 0, states = 1;
+      if (shape.size < 1) return false;
+      for (const int s : shape) {
+        if (s < 1 || (states *= s) >= kLimit) return false;
+        sum += s;
+      }
+      return vars == sum && scores == states;
+    }
+    case OracleKind::callback:
+      return sized(1) && vars > 0 && scores == at(0);
+  }
+  return false;
+}
+
+std::shared_ptr<const Model> Model::make(std::int64_t num_vars, const std::vector<Group>& groups,
+                                         std::string& error) {
+  auto model = std::make_shared<Model>();
+  error = model->lay_out(num_vars, groups);
+  return error.empty() ? model : nullptr;
+}
+
+std::shared_ptr<const Model> Model::bounded() const {
+  std::call_once(bounded_once_, [this] { bounded_ = make_bounded(); });
+  return bounded_;
+}
+
+std::shared_ptr<const Model> Model::make_bounded() const {
+  std::vector<Group> groups = groups_;
+  Group held;
+  held.rule = held_rule();
+  Part all;
+  all.outer = {num_vars_};
+  all.outer_strides = {1};
+  held.parts.push_back(all);
+  groups.push_back(held);
+  auto model = std::make_shared<Model>();
+  model->lay_out(num_vars_, groups);
+  model->is_bounded_ = true;
+  return model;
+}
+
+std::string Model::lay_out(std::int64_t num_vars, const std::vector<Group>& groups) {
+  if (num_vars < 0 || num_vars >= kLimit) return "the graph has too many variables";
+  num_vars_ = static_cast<int>(num_vars);
+  groups_ = groups;
+  std::vector<Literals> literals(groups.size());
+  std::vector<std::int64_t> seen(static_cast<std::size_t>(num_vars), -1);  // the factor it was in
+  std::int64_t factors = 0, incidences = 0, entries = 0, rows = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Group& group = groups[g];
+    Literals& own = literals[g];
+    if (group.parts.empty()) return "a factor has no variables";
+    for (const Part& part : group.parts) {
+      if (!is_sound(part)) return "the graph is too large: the core indexes with 32 bits";
+      const std::int64_t k = product(part.outer);
+      if (&part != &group.parts.front() && k != own.count) return "parts of different numbers";
+      own.count = k;
+      own.size += product(part.inner);
+    }
+    incidences += own.count * own.size;
+    if (group.rule != nullptr) {
+      rows += own.count * static_cast<std::int64_t>(group.rule->rows.size());
+      for (const Row& row : group.rule->rows) {
+        entries += own.count * static_cast<std::int64_t>(row.literals.size());
+      }
+    }
+    if (own.size >= kLimit || incidences >= kLimit || entries >= kLimit || rows >= kLimit) {
+      return "the graph is too large: the core indexes with 32 bits";
+    }
+    own.var.resize(own.count * own.size);
+    own.negated.resize(own.var.size());
+    std::int64_t first = 0, low = 0, high = -1;
+    for (const Part& part : group.parts) {
+      const std::int64_t inner = product(part.inner);
+      if (!part.literals.empty() &&
+          part.literals.size() != static_cast<std::size_t>(own.count * inner)) {
+        return "a list of literals has the wrong size";
+      }
+      const auto put = [&](std::int64_t i, std::int64_t j, std::int64_t var, bool negated) {
+        low = std::min(low, var);
+        high = std::max(high, var);
+        own.var[i * own.size + first + j] = static_cast<std::int32_t>(var);
+        own.negated[i * own.size + first + j] = negated;
+      };
+      if (!part.literals.empty()) {
+        for (std::int64_t i = 0; i < own.count; ++i) {
+          for (std::int64_t j = 0; j < inner; ++j) {
+            const std::int64_t literal = part.literals[i * inner + j];
+            put(i, j, literal >> 1, (literal & 1) != 0);
+          }
+        }
+      } else {
+        walk(part.outer, part.outer_strides, part.offset, [&](std::int64_t i, std::int64_t begin) {
+          walk(part.inner, part.inner_strides, begin,
+               [&](std::int64_t j, std::int64_t var) { put(i, j, var, part.negated); });
+        });
+      }
+      first += inner;
+    }
+    if (low < 0 || high >= num_vars) return "an index is out of range";
+    for (std::int64_t i = 0; i < own.count; ++i, ++factors) {
+      for (std::int64_t j = 0; j < own.size; ++j) {
+        std::int64_t& last = seen[own.at(i, j)];
+        if (last == factors) {
+          return (group.rule != nullptr ? group.rule->name
+                  : group.structured    ? group.name
+                                        : "Pair") +
+                 ": variable " + std::to_string(own.at(i, j)) + " is in it twice.";
+        }
+        last = factors;
+      }
+    }
+  }
+  // Pairs, rows by rule, and where the parameters are.
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Group& group = groups[g];
+    const Literals& own = literals[g];
+    group_count_.push_back(own.count);
+    first_param_.push_back(static_cast<int>(param_sizes_.size()));
+    if (group.structured) {
+      if (group.has_param) param_sizes_.push_back(own.count);
+    } else if (group.rule == nullptr) {
+      if (own.size != 2 && own.count > 0) return "a pair has two variables";
+      pair_var_.insert(pair_var_.end(), own.var.begin(), own.var.end());
+      pair_negated_.insert(pair_negated_.end(), own.negated.begin(), own.negated.end());
+    } else {
+      const Rule& rule = *group.rule;
+      if (!is_sound(rule) || (own.count > 0 && own.size != rule.size)) {
+        return rule.name + ": its rows do not fit its variables";
+      }
+      for (const std::uint8_t per_literal : rule.per_literal) {
+        param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));
+      }
+      if (own.count == 0) continue;
+      const auto same = [&](const Bundle& b) {
+        return b.rule->size == rule.size && b.rule->name == rule.name;
+      };
+      auto bundle = std::find_if(bundles_.begin(), bundles_.end(), same);
+      if (bundle == bundles_.end())
+        bundle = bundles_.insert(bundle, Bundle{group.rule, {}, 0, 0, 0});
+      bundle->groups.push_back(static_cast<int>(g));
+    }
+  }
+  for (Bundle& bundle : bundles_) lay_out_bundle(bundle, literals);
+  mark_isolated(literals);
+  return lay_out_structured(groups, literals);
+}
+
+void Model::lay_out_bundle(Bundle& bundle, const std::vector<Literals>& literals) {
+  const Rule& rule = *bundle.rule;
+  bundle.first_row = num_rows();
+  bundle.first_entry = num_entries();
+  bundle.first_block = num_blocks();
+  for (const Row& row : rule.rows) {
+    has_coef_params_ = has_coef_params_ || row.coef_param >= 0;
+    has_row_params_ = has_row_params_ || row.coef_param >= 0 || row.bound_param >= 0;
+  }
+  for (const int g : bundle.groups) {
+    const Literals& own = literals[g];
+    for (std::int64_t i = 0; i < own.count; ++i) {
+      for (const Row& row : rule.rows) {
+        double terms = 0, size = 0;
+        for (std::size_t e = 0; e < row.literals.size(); ++e) {
+          const std::int64_t at = i * own.size + row.literals[e];
+          const bool negated = own.negated[at] != 0;
+          col_.push_back(own.var[at]);
+          entry_negated_.push_back(negated);
+          coef_.push_back(negated ? -row.coefs[e] : row.coefs[e]);
+          if (!negated) continue;
+          terms += row.coefs[e];
+          size += std::fabs(row.coefs[e]);
+        }
+        rhs_.push_back(difference(row.bound, terms, size));
+        row_kind_.push_back(static_cast<std::int8_t>(row.kind));
+        row_ptr_.push_back(num_entries());
+      }
+      block_kind_.push_back(static_cast<std::int8_t>(rule.block));
+      block_ptr_.push_back(num_rows());
+    }
+  }
+}
+
+void Model::mark_isolated(const std::vector<Literals>& literals) {
+  std::vector<std::int32_t> degree(static_cast<std::size_t>(num_vars_), 0);
+  for (const Literals& own : literals) {
+    for (const std::int32_t j : own.var) ++degree[j];
+  }
+  const auto alone = [&](const std::int32_t* begin, const std::int32_t* end) {
+    return std::all_of(begin, end, [&](std::int32_t j) { return degree[j] == 1; });
+  };
+  for (const Bundle& bundle : bundles_) {
+    for (const int g : bundle.groups) {
+      const Literals& own = literals[g];
+      for (std::int64_t i = 0; i < own.count; ++i) {
+        const std::int32_t* begin = own.var.data() + i * own.size;
+        block_isolated_.push_back(alone(begin, begin + own.size));
+      }
+    }
+  }
+  for (int q = 0; q < num_pairs(); ++q) {
+    const std::int32_t* begin = pair_var_.data() + 2 * q;
+    block_isolated_.push_back(alone(begin, begin + 2));
+  }
+}
+
+std::string Model::lay_out_structured(const std::vector<Group>& groups,
+                                      const std::vector<Literals>& literals) {
+  std::vector<int> first(static_cast<std::size_t>(num_vars_), -1);  // structured factor that has it
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Group& group = groups[g];
+    const Literals& own = literals[g];
+    if (!group.structured) continue;
+    if (own.count > 0 &&
+        !fits(group.oracle, {group.shape.data(), static_cast<int>(group.shape.size())}, own.size,
+              group.num_scores)) {
+      return group.name + ": it has the wrong kind or shape";
+    }
+    if (std::any_of(own.negated.begin(), own.negated.end(), [](int n) { return n != 0; })) {
+      return group.name + ": a structured factor takes no negated variables";
+    }
+    for (std::int64_t i = 0; i < own.count; ++i) {
+      const int f = num_structured();
+      bool linked = group.link == 2 || (group.link == 1 && i > 0);
+      for (std::int64_t j = 0; j < own.size; ++j) {
+        int& owner = first[own.at(i, j)];
+        if (owner >= 0) linked = true;
+        if (owner < 0) owner = f;
+      }
+      if (linked) num_links_ += static_cast<int>(own.size);
+      oracle_group_.push_back(static_cast<int>(g));
+      oracle_number_.push_back(static_cast<int>(i));
+      oracle_kind_.push_back(static_cast<std::int8_t>(group.oracle));
+      oracle_linked_.push_back(linked);
+      const auto begin = own.var.begin() + i * own.size;
+      oracle_var_.insert(oracle_var_.end(), begin, begin + own.size);
+      oracle_var_ptr_.push_back(static_cast<std::int32_t>(oracle_var_.size()));
+      oracle_shape_.insert(oracle_shape_.end(), group.shape.begin(), group.shape.end());
+      oracle_shape_ptr_.push_back(static_cast<std::int32_t>(oracle_shape_.size()));
+      if (std::int64_t(oracle_score_ptr_.back()) + group.num_scores >= kLimit) {
+        return "the graph is too large: the core indexes with 32 bits";
+      }
+      oracle_score_ptr_.push_back(oracle_score_ptr_.back() + group.num_scores);
+    }
+  }
+  return "";
+}
+
+template <class T>
+Problem<T> Model::problem() const {
+  Problem<T> p;
+  p.num_vars = num_vars_;
+  p.num_rows = num_rows();
+  p.num_entries = num_entries();
+  p.num_pairs = num_pairs();
+  p.num_blocks = num_blocks();
+  p.num_factors = num_blocks();
+  p.row_ptr = row_ptr_.data();
+  p.col = col_.data();
+  p.kind = row_kind_.data();
+  p.pair_var = pair_var_.data();
+  p.pair_negated = pair_negated_.data();
+  p.block_ptr = block_ptr_.data();
+  p.block_kind = block_kind_.data();
+  p.block_isolated = block_isolated_.data();
+  p.structured.count = num_structured();
+  p.structured.num_links = num_links_;
+  p.structured.num_scores = oracle_score_ptr_.back();
+  p.structured.kind = oracle_kind_.data();
+  p.structured.linked = oracle_linked_.data();
+  p.structured.var_ptr = oracle_var_ptr_.data();
+  p.structured.var = oracle_var_.data();
+  p.structured.shape_ptr = oracle_shape_ptr_.data();
+  p.structured.shape = oracle_shape_.data();
+  p.structured.score_ptr = oracle_score_ptr_.data();
+  return p;
+}
+
+namespace {
+
+// What a row with a parameter for its coefficients is divided by, so that it is in units of
+// variables.
+double row_scale(const Row& row, const Param& param, std::int64_t i, std::int64_t first) {
+  double largest = 0;
+  for (std::size_t e = 0; e < row.literals.size(); ++e) {
+    largest = std::max(largest, std::fabs(row.coefs[e] * param.at(i, first + row.literals[e])));
+  }
+  return largest > 0 ? largest : 1.0;
+}
+
+}  // namespace
+
+// Calls visit(row, param slots of its group, number of the factor in its group, row, entry) for the
+// rows of rules with parameters.
+template <class Visit>
+void Model::visit_rows(Visit visit) const {
+  for (const Bundle& bundle : bundles_) {
+    if (bundle.rule->num_params() == 0) continue;
+    int r = bundle.first_row, entry = bundle.first_entry;
+    for (const int g : bundle.groups) {
+      for (std::int64_t k = 0; k < group_count_[g]; ++k) {
+        for (const Row& row : bundle.rule->rows) {
+          visit(row, first_param_[g], k * bundle.rule->size, k, r, entry);
+          ++r;
+          entry += static_cast<int>(row.literals.size());
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+void Model::write_coefs(const std::vector<Param>& params, std::int64_t instance,
+                        const std::int8_t* held, T* coef) const {
+  std::transform(coef_.begin(), coef_.end(), coef, [](double a) { return static_cast<T>(a); });
+  visit_rows([&](const Row& row, int slots, std::int64_t literal, std::int64_t, int, int entry) {
+    if (row.coef_param < 0) return;
+    const Param& param = params[slots + row.coef_param];
+    const double scale = row_scale(row, param, instance, literal);
+    for (std::size_t e = 0; e < row.literals.size(); ++e) {
+      const double a = row.coefs[e] * param.at(instance, literal + row.literals[e]) / scale;
+      coef[entry + e] = static_cast<T>(entry_negated_[entry + e] != 0 ? -a : a);
+    }
+  });
+  if (held == nullptr) return;
+  // x <= 0, -x <= -1, or x <= 1, which says nothing.
+  T* own = coef + num_entries() - num_vars_;
+  for (int j = 0; j < num_vars_; ++j) own[j] = held[j] == 1 ? T(-1) : T(1);
+}
+
+template <class T>
+void Model::write_bounds(const std::vector<Param>& params, std::int64_t instance,
+                         const std::int8_t* held, T* rhs) const {
+  std::transform(rhs_.begin(), rhs_.end(), rhs, [](double b) { return static_cast<T>(b); });
+  visit_rows(
+      [&](const Row& row, int slots, std::int64_t literal, std::int64_t k, int r, int entry) {
+        double scale = 1, terms = 0, size = 0;
+        if (row.coef_param >= 0)
+          scale = row_scale(row, params[slots + row.coef_param], instance, literal);
+        for (std::size_t e = 0; e < row.literals.size(); ++e) {
+          if (entry_negated_[entry + e] == 0) continue;
+          double a = row.coefs[e];
+          if (row.coef_param >= 0) {
+            a *= params[slots + row.coef_param].at(instance, literal + row.literals[e]) / scale;
+          }
+          terms += a;
+          size += std::fabs(a);
+        }
+        double bound = row.bound;
+        if (row.bound_param >= 0) bound *= params[slots + row.bound_param].at(instance, k);
+        rhs[r] = static_cast<T>(within_reason(difference(bound / scale, terms, size)));
+      });
+  if (held == nullptr) return;
+  T* own = rhs + num_rows() - num_vars_;
+  for (int j = 0; j < num_vars_; ++j) own[j] = held[j] == 0 ? T(0) : held[j] == 1 ? T(-1) : T(1);
+}
+
+void Model::write_oracle_params(const std::vector<Param>& params, std::int64_t instance,
+                                double* out) const {
+  for (int f = 0; f < num_structured(); ++f) {
+    const int g = oracle_group_[f];
+    out[f] = groups_[g].has_param ? params[first_param_[g]].at(instance, oracle_number_[f]) : 0.0;
+  }
+}
+
+void Model::place_of_block(int block, int& group, int& number) const {
+  for (const Bundle& bundle : bundles_) {
+    std::int64_t at = block - bundle.first_block;
+    for (const int g : bundle.groups) {
+      if (at >= 0 && at < group_count_[g]) {
+        group = g;
+        number = static_cast<int>(at);
+        return;
+      }
+      at -= group_count_[g];
+    }
+  }
+  group = number = -1;
+}
+
+StructuredView Model::structured(int f) const {
+  StructuredView view;
+  view.group = oracle_group_[f];
+  view.number = oracle_number_[f];
+  view.name = groups_[view.group].name;
+  view.kind = static_cast<OracleKind>(oracle_kind_[f]);
+  view.linked = oracle_linked_[f] != 0;
+  view.shape = groups_[view.group].shape;
+  view.variables.assign(oracle_var_.begin() + oracle_var_ptr_[f],
+                        oracle_var_.begin() + oracle_var_ptr_[f + 1]);
+  view.score_begin = num_pairs() + oracle_score_ptr_[f];
+  view.slots = groups_[view.group].slots;
+  view.num_scores = oracle_score_ptr_[f + 1] - oracle_score_ptr_[f];
+  return view;
+}
+
+#define FACTORMAX_INSTANTIATE(T)                                                                   \
+  template Problem<T> Model::problem<T>() const;                                                   \
+  template void Model::write_coefs<T>(const std::vector<Param>&, std::int64_t, const std::int8_t*, \
+                                      T*) const;                                                   \
+  template void Model::write_bounds<T>(const std::vector<Param>&, std::int64_t,                    \
+                                       const std::int8_t*, T*) const;
+
+FACTORMAX_INSTANTIATE(float)
+FACTORMAX_INSTANTIATE(double)
+
+}  // namespace factormax
