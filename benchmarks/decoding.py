@@ -90,8 +90,8 @@ def measure(
         require(not proved or value >= rounded - slack, f"{name}: LP-MAP has found {rounded}")
     return Result(
         name,
-        fg.num_variables,
-        sum(factor.index.shape[0] for factor in fg.factors),
+        fg._num_variables,
+        sum(factor.index.shape[0] for factor in fg._factors),
         build_s,
         lp_value,
         lp_bound,

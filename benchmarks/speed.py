@@ -319,7 +319,7 @@ def scaling(quick: bool) -> Section:
         passes = int(solution.iterations)
         pass_us = 1e6 * seconds / passes
         incidences = members.size
-        numbers = engine.Numbers(fg.tensors[0].scores[None], np.zeros((1, 0)), fg.params(), None)
+        numbers = engine.Numbers(fg._tensors[0].scores[None], np.zeros((1, 0)), fg.params(), None)
         memory = engine.working_memory(fg.wiring(), numbers)
         rows.append(
             [n, incidences, passes, pass_us, 1e3 * pass_us / incidences, memory / incidences]

@@ -35,7 +35,7 @@ REFERENCE = {
 
 def certify(fg: fm.FactorGraph, solution: fm.Solution, rows: np.ndarray, best: Best) -> float:
     """A bound on ‖μ − μ*‖; rows: `(R, n)`, the inequality rows of the graph."""
-    tensor = fg.tensors[0]
+    tensor = fg._tensors[0]
     mu = tensor.variable.value.ravel()
     z = tensor.scores.ravel() - rows.T @ solution.multipliers.ravel()[: len(rows)]
     slack = z - mu
@@ -63,7 +63,7 @@ def structured(quick: bool) -> Section:
         forward, backward, passes, calls, error = [], [], [], [], 0.0
         for seed in range(3 if quick else 7):
             fg = build(seed)
-            u = fg.tensors[0].variable
+            u = fg._tensors[0].variable
             # The bound is the root of a gap, to which a row that lacks 1e-10 adds as much. So it is
             # for the exact solution, and what is timed is compared with that.
             exact = fg.solve(tol=1e-12, on_failure="raise")
@@ -101,7 +101,7 @@ def structured(quick: bool) -> Section:
     def sequence_best(fg: fm.FactorGraph, scores: np.ndarray) -> float:
         factor = fg.structured()[0]
         # Its own scores count in full: they have no quadratic.
-        own = factor.score_parts[0].given
+        own = factor._score_parts[0].given
         earned = float((own * factor.value).sum())
         return best_sequence(scores, own) - earned
 
@@ -130,7 +130,7 @@ def batches(quick: bool) -> Section:
         grad = rng.standard_normal((64, n, n))
         whole = u.value
         linear = fm.FactorGraph(batch_dims=1)
-        v = linear.variable_from(fg.tensors[0].scores)
+        v = linear.variable_from(fg._tensors[0].scores)
         runs: dict[str, Callable[[], object]] = {
             "forward": fg.solve,
             "backward": lambda s=solution: s.vjp({u: grad}),  # noqa: B023

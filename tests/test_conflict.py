@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import factormax as fm
+from factormax.scope import ListedPart
 
 QUERIES = {
     "auto": lambda fg, **o: fg.solve(**o),
@@ -133,7 +134,7 @@ def test_structured_factors_take_part(ask, make):
     fg.add(fm.Budget(u, 3))
     names = ask(fg, on_failure="ignore").conflict()
     assert len(names) == 2 and names[1] == "Budget over u"
-    assert names[0].factor is fg.factors[1]
+    assert names[0].factor is fg._factors[1]
 
 
 @every_query
@@ -211,12 +212,13 @@ def test_a_conflict_is_as_small_as_the_proof_allows():
         again = fm.FactorGraph()
         v = again.variable_from(scores)
         for name in solution.conflict():
-            one = chosen[fg.factors.index(name.factor)](v)
+            one = chosen[fg._factors.index(name.factor)](v)
             if name.row:
-                one.index = one.index[name.row[0]][None]
-                one.negated = None if one.negated is None else one.negated[name.row[0]][None]
+                negated = 0 if one._negated is None else one._negated[name.row[0]][None]
+                one._scope = (ListedPart(2 * one._index[name.row[0]][None] + negated),)
+                one._count = 1
             again.add(one)
-        again.made.clear()  # whole factors, of which only a row was added
+        again._made.clear()  # whole factors, of which only a row was added
         assert again.solve(on_failure="ignore").status is fm.Status.INFEASIBLE
     assert infeasible > 20
 
@@ -266,8 +268,8 @@ def test_names_of_rows(make, names):
     fg = fm.FactorGraph()
     u, v = fg.variable((2, 3, 2)), fg.variable(2, name="v")
     factor = make(u, v)
-    signs = [None] * len(factor.index) if factor.negated is None else factor.negated
-    found = [fg.literals_name(i, s) for i, s in zip(factor.index, signs, strict=True)]
+    signs = [None] * factor._count if factor._negated is None else factor._negated
+    found = [fg._literals_name(i, s) for i, s in zip(factor._index, signs, strict=True)]
     assert " | ".join(found) == names
 
 
@@ -284,7 +286,7 @@ def test_a_target_that_breaks_a_row(library):
     ):
         fg.loss({u: target})
     with pytest.raises(
-        fm.GraphError, match=r"known part .* of instance \(1,\) .* It breaks Xor over u\[2, :\]"
+        fm.GraphError, match=r"known entries .* of instance \(1,\) .* It breaks Xor over u\[2, :\]"
     ):
         fg.loss({u: target}, mask=np.array([True, True, False]))
 

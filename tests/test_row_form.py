@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import factormax as fm
-from factormax import _numpy, engine
-from factormax.engine import Options
+from factormax import _engines
+from factormax._core import ByRows
+from factormax._engines import cpu
+from factormax._fronts import numpy as front
+from factormax._options import Options
 from factormax.reference.structures import trees
 from factormax.reference.tree_cuts import violated_set
 
@@ -33,28 +37,25 @@ def tree_graph(eta, *, valency=None, single_root=False, mask=None, logic=False):
 
 def both(fg, **options):
     """The raw solutions by rows, wherever possible, and by structures, and the task."""
-    task = _numpy.start(fg)
+    task = front.start(fg)
     options = Options(on_failure="raise", **options)
-    rows = engine.solve(task.wiring, task.numbers, options)
-    listed = engine.solve(
-        task.wiring, task.numbers, Options(**{**vars(options), "list_structures": True})
-    )
+    rows = _engines.solve(task.inputs, options)
+    listed = _engines.solve(task.inputs, replace(options, list_structures=True))
     return rows, listed, task
 
 
 def check_gradients(rows, listed, task, rng, tolerance=1e-8):
     grad = rng.normal(size=rows.mu.shape).astype(rows.mu.dtype)
     grad_v = rng.normal(size=rows.mu_v.shape).astype(rows.mu.dtype)
-    args = (task.wiring, task.numbers.eta_v, task.numbers.params)
-    found = engine.vjp(*args, rows, grad, grad_v, None, "raise")
-    wanted = engine.vjp(*args, listed, grad, grad_v, None, "raise")
+    found = _engines.vjp(task.inputs, rows, grad, grad_v)
+    wanted = _engines.vjp(task.inputs, listed, grad, grad_v)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+    monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)
 
 
 @pytest.mark.parametrize("valency", [None, 2, 5])
@@ -277,10 +278,10 @@ def test_tied_rows_do_not_go_round_in_circles(dtype):
         assert (fg.solve().status == fm.Status.CONVERGED).all()
 
 
-@pytest.mark.parametrize("by_rows", [engine.NEVER, engine.ALWAYS])
+@pytest.mark.parametrize("by_rows", [ByRows.never, ByRows.always])
 def test_factors_over_arcs_from_absent_words_stay(monkeypatch, by_rows):
     """Arcs to a word that is absent are off, but were not masked: factors over them stay."""
-    monkeypatch.setattr(engine, "BY_ROWS", by_rows)
+    monkeypatch.setattr(cpu, "BY_ROWS", by_rows)
     mask = np.ones((3, 3), bool)
     mask[2] = False  # word 2 is absent; u[0, 2] and u[1, 2] are not masked
     scores = 0.1 * np.arange(9.0).reshape(3, 3)

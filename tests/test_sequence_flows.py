@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import factormax as fm
-from factormax import engine
+from factormax._core import ByRows
+from factormax._engines import cpu
 
 
 @pytest.fixture
 def by_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence is solved by flows, however few structures it has."""
-    monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+    monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)
 
 
 def _scores(length: int, states: int, scale: float, seed: int, banded: bool) -> tuple[Any, Any]:
@@ -132,9 +133,9 @@ def test_flows_agree_with_paths(seeds: range, tied: bool, monkeypatch: pytest.Mo
     """Values, status and gradients; at ties those that are unique."""
     for seed in seeds:
         case = _random_case(seed, tied)
-        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+        monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)
         flows = _answer(case)
-        monkeypatch.setattr(engine, "BY_ROWS", engine.NEVER)
+        monkeypatch.setattr(cpu, "BY_ROWS", ByRows.never)
         paths = _answer(case)
         assert flows["status"] == paths["status"], seed
         for name in ("mu", "by mu") if tied else set(flows) - {"status"}:
@@ -226,9 +227,9 @@ def _second_chain(fg: Any, u: Any) -> None:
 def test_beside_other_factors(add: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     eta, transitions = _scores(6, 5, scale, 4, banded=False)
     case = {"eta": eta, "transitions": transitions}
-    monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+    monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)
     flows = _answer(case, add)
-    monkeypatch.setattr(engine, "BY_ROWS", engine.NEVER)
+    monkeypatch.setattr(cpu, "BY_ROWS", ByRows.never)
     paths = _answer(case, add)
     assert "CONVERGED" in flows["status"].upper()
     for name in set(flows) - {"status"}:

@@ -88,13 +88,13 @@ class Answer:
 
     def values(self) -> np.ndarray:
         """The marginals of everything that has scores (of a structured factor the first), flat."""
-        factors = [f for f in [*self.structured, *self.pairs] if f.score_parts]
+        factors = [f for f in [*self.structured, *self.pairs] if f._score_parts]
         return np.concatenate([self.u.value, *(np.ravel(f.value) for f in factors)])
 
     def slope(self, grad: np.ndarray, direction: Mixture) -> float:
         """Of `grad · values()` along a direction, by `vjp`."""
         grads, start = {self.u: grad[: self.mixture.n]}, self.mixture.n
-        for f in [f for f in [*self.structured, *self.pairs] if f.score_parts]:
+        for f in [f for f in [*self.structured, *self.pairs] if f._score_parts]:
             shape = np.shape(f.value)
             stop = start + int(np.prod(shape))
             grads[f] = grad[start:stop].reshape(shape)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from graphs import op_args_of
 from factors.test_factor import TwoOf
 
 import factormax as fm
@@ -339,9 +340,7 @@ def op_graph(kind):
 
 @pytest.mark.parametrize("kind", ["tree", "sequence", "linked", "float32"])
 def test_opcheck(kind):
-    import factormax.torch as front
-
-    torch.library.opcheck(torch.ops.factormax.solve, front._op_args(op_graph(kind)))
+    torch.library.opcheck(torch.ops.factormax.solve, op_args_of(op_graph(kind)))
 
 
 class TreeLayer(torch.nn.Module):
@@ -459,7 +458,7 @@ def test_a_factor_of_ones_own_inside_compile():
         fg.solve()
         return u.value
 
-    with pytest.raises(Exception, match=r"oracle in Python can't be compiled.*disable"):
+    with pytest.raises(Exception, match=r"oracle in Python, can't be compiled"):
         torch.compile(solve, fullgraph=True, backend="eager")(randn(4))
     apart = torch.compiler.disable(solve)
     around = torch.compile(lambda eta: 3 * apart(2 * eta), backend="eager")

@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from graphs import build
+from graphs import build, op_args_of
 from oracle import Problem
 from problems import random_problem
 
@@ -336,11 +336,7 @@ def test_complex_is_refused():
 
 @pytest.fixture(params=["scores", "pairs", "batch", "float32"])
 def op_args(request):
-    """Arguments of `torch.ops.factormax.solve`.
-
-    HOOK: `factormax.torch._op_args(fg)` returns the tuple (or (args, kwargs)) with which
-    `fg.solve()` would call the operator. Adapt here if the hook changes.
-    """
+    """Arguments of `torch.ops.factormax.solve`."""
     dtype = torch.float32 if request.param == "float32" else torch.float64
     fg = fm.FactorGraph(batch_dims=int(request.param == "batch"))
     shape = (2, 3, 4) if request.param == "batch" else (3, 4)
@@ -349,14 +345,11 @@ def op_args(request):
     fg.add(fm.AtMostOne(u, axis=0))
     if request.param == "pairs":
         fg.add(fm.Pair(u[0], u[1], randn(4, seed=1)))
-    import factormax.torch as front
-
-    args = front._op_args(fg)
-    return args if isinstance(args[-1], dict) else (args, {})
+    return op_args_of(fg)
 
 
 def test_opcheck(op_args):
-    torch.library.opcheck(torch.ops.factormax.solve, *op_args)
+    torch.library.opcheck(torch.ops.factormax.solve, op_args)
 
 
 class Layer(torch.nn.Module):

@@ -1,15 +1,364 @@
 """The native core of factormax."""
 
-from typing import Annotated, overload
+from collections.abc import Sequence
+import enum
+from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
 
-class Graph:
-    """The index arrays of a compiled graph, checked."""
+class RowKind(enum.IntEnum):
+    absent = 0
 
-    def __init__(self, num_vars: int, row_ptr: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], col: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], pairs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pair_negated: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_ptr: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_isolated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_linked: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_var_ptr: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_var: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_shape_ptr: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_shape: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], oracle_score_ptr: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+    inequality = 1
+
+    equality = 2
+
+class BlockKind(enum.IntEnum):
+    row = 0
+    """Rows, each for itself."""
+
+    or_out = 1
+    """The rows of OrOut, solved together."""
+
+    band = 2
+    """Two bounds of one sum."""
+
+class OracleKind(enum.IntEnum):
+    tree = 0
+
+    projective_tree = 1
+
+    matching = 2
+
+    sequence = 3
+
+    sequence_budget = 4
+
+    table = 5
+
+    callback = 6
+
+class Status(enum.IntEnum):
+    converged = 0
+
+    max_iter = 1
+
+    infeasible = 2
+
+    interrupted = 3
+
+    stalled = 4
+
+    not_proved = 5
+
+class Method(enum.IntEnum):
+    compact = 0
+
+    admm = 1
+
+    proximal = 2
+
+    ad3 = 3
+
+class ByRows(enum.IntEnum):
+    never = 0
+
+    dense = 1
+    """Where it is faster."""
+
+    always = 2
+    """Where it can be done."""
+
+    listed = 3
+    """The structures are asked for."""
+
+class Side(enum.IntEnum):
+    lower = -1
+
+    interior = 0
+
+    upper = 1
+
+    absent = 2
+
+class CallbackFault(enum.IntEnum):
+    none = 0
+
+    raised = 1
+
+    not_binary = 2
+
+    forbidden = 3
+
+    not_finite = 4
+
+class Numbers(enum.Enum):
+    """What a list of scores holds besides finite numbers."""
+
+    finite = 0
+
+    minus_infinity = 1
+
+    bad = 2
+    """NaN or +inf."""
+
+class Inputs:
+    """The numbers of a batch of instances of a model, checked."""
+
+    def __init__(self, model: Model, eta_u: object, eta_v: object, params: list, mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def mask(self) -> object:
+        """
+        Which variables are neither masked nor of a score of -inf; None if all are.
+        """
+
+    @property
+    def oracle_params(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None), writable=False)]:
+        """
+        The parameter of each structured factor, (1 | B, S); 0 where it has none.
+        """
+
+    @property
+    def scores(self) -> Numbers: ...
+
+    @property
+    def factor_scores(self) -> Numbers: ...
+
+    @property
+    def rows(self) -> tuple:
+        """The coefficients and the bounds of the rows, each (1 | B, ...)."""
+
+    def workspace_bytes(self, method: Method) -> int:
+        """Bytes of working memory that one thread uses."""
+
+class Settings:
+    """How to solve."""
+
+    def __init__(self, *, method: Method = Method.compact, tol: float = 1e-06, max_iter: int = 1000, max_inner_iter: int = 100000, step_size: float = 1.0, by_rows: ByRows = ByRows.dense, seconds: float = float('inf')) -> None: ...
+
+class Structures:
+    """The structures of a batch: see FoundStructures of the core."""
+
+    def __init__(self, *, count: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], on: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], features: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], dense: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_cuts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cuts: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    @property
+    def count(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def prob(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def on(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def features(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def dense(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def num_cuts(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def cuts(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+class Solution:
+    """The answers of a batch; it owns them."""
+
+    def __init__(self, *, batch: int, variables: int, scores: int, dual: int, wide: bool) -> None: ...
+
+    @property
+    def mu(self) -> object: ...
+
+    @property
+    def mu_v(self) -> object: ...
+
+    @property
+    def tau(self) -> object: ...
+
+    @property
+    def var_side(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None, None))]: ...
+
+    @property
+    def row_side(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None, None))]: ...
+
+    @property
+    def objective(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+
+    @property
+    def primal_residual(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+
+    @property
+    def dual_residual(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+
+    @property
+    def upper_bound(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
+
+    @property
+    def iterations(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def status(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def oracle_calls(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def integral(self) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]: ...
+
+    @property
+    def structures(self) -> Structures: ...
+
+    @structures.setter
+    def structures(self, arg: Structures, /) -> None: ...
+
+def solve(inputs: Inputs, settings: Settings, warm: object | None, oracles: object | None, out: Solution) -> tuple[int, int]:
+    """
+    Solves a batch of instances. `oracles`: None, or for each structured factor None, a
+    function, or the address of a C function and its data. Returns the structured factor whose
+    oracle was wrong, and how (`CallbackFault`).
+    """
+
+def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | None, grad_prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> tuple:
+    """
+    The gradients of eta_u and eta_v; the residual of each instance, and the worst.
+    """
+
+class Row:
+    """One row of a factor over literals l: s . l <= b, or s . l = b."""
+
+    def __init__(self, coefs: Sequence[float], bound: float, *, equality: bool = False, literals: Sequence[int] | None = None, coef_param: int = -1, bound_param: int = -1) -> None:
+        """
+        `literals`: which ones the row is about, by default all. `coef_param` and `bound_param`:
+        the number of a parameter that multiplies the coefficients, or the bound.
+        """
+
+class Rule:
+    """How a kind of factor becomes rows."""
+
+    def __init__(self, name: str, block: BlockKind, size: int, per_literal: Sequence[int], rows: Sequence[Row]) -> None: ...
+
+class Part:
+    """Literals of k factors: a strided view of the variables, or a list."""
+
+    def __init__(self, negated: bool, offset: int, outer: Sequence[int], outer_strides: Sequence[int], inner: Sequence[int], inner_strides: Sequence[int]) -> None: ...
+
+    @staticmethod
+    def listed(literals: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Part:
+        """The literals themselves, (k, d): 2 * variable, and 1 more if negated."""
+
+class Group:
+    """Factors of one kind."""
+
+    @staticmethod
+    def rows(rule: Rule, parts: Sequence[Part]) -> Group: ...
+
+    @staticmethod
+    def pairs(parts: Sequence[Part]) -> Group: ...
+
+    @staticmethod
+    def structured(name: str, oracle: OracleKind, shape: Sequence[int], num_scores: int, slots: int, link: int, has_param: bool, parts: Sequence[Part]) -> Group: ...
+
+class Structured:
+    """A structured factor of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def factor(self) -> int:
+        """Its number among the factors of the graph."""
+
+    @property
+    def number(self) -> int:
+        """Which of the factors of one call it is."""
+
+    @property
+    def kind(self) -> OracleKind: ...
+
+    @property
+    def linked(self) -> bool:
+        """Whether it shares variables with an earlier one."""
+
+    @property
+    def shape(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def variables(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def score_begin(self) -> int:
+        """Where its scores begin in eta_v."""
+
+    @property
+    def num_scores(self) -> int: ...
+
+    @property
+    def slots(self) -> int:
+        """The most variables that a structure has on."""
+
+class Model:
+    """A factor graph without its numbers, compiled and checked."""
+
+    def __init__(self, num_variables: int, groups: Sequence[Group]) -> None: ...
+
+    @property
+    def num_variables(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_entries(self) -> int: ...
+
+    @property
+    def num_pairs(self) -> int: ...
+
+    @property
+    def num_scores(self) -> int: ...
+
+    @property
+    def num_dual(self) -> int: ...
+
+    @property
+    def num_structured(self) -> int: ...
+
+    @property
+    def bounded(self) -> Model:
+        """The same with a row for each variable that a solve may hold at 0 or 1."""
+
+    @property
+    def row_ptr(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def col(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def row_kind(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def block_ptr(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def block_kind(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def pairs(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None), writable=False)]: ...
+
+    @property
+    def pair_negated(self) -> Annotated[NDArray[numpy.bool_], dict(shape=(None, None), writable=False)]: ...
+
+    @property
+    def structured(self) -> list[Structured]: ...
+
+    def place_of_block(self, block: int) -> tuple[int, int]:
+        """The factor of the graph that a block of rows is, and which of its k."""
 
 class LocalSearch:
     """A local search over units with states."""
@@ -22,37 +371,7 @@ class LocalSearch:
     def conditional(self, x: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """The score of each state given the states x of all other units."""
 
-@overload
-def solve(graph: Graph, coef: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], warm: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, callbacks: object | None, fault: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], method: int, tol: float, max_iter: int, max_inner_iter: int, step_size: float, by_rows: int, seconds: float, mu: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], mu_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], tau: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], var_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu')], row_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu')], objective: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], primal_residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], dual_residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], iterations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], status: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], oracle_calls: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], upper_bound: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], integral: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]] | None: ...
-
-@overload
-def solve(graph: Graph, coef: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], warm: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, callbacks: object | None, fault: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], method: int, tol: float, max_iter: int, max_inner_iter: int, step_size: float, by_rows: int, seconds: float, mu: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], mu_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], tau: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], var_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu')], row_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu')], objective: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], primal_residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], dual_residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], iterations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], status: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], oracle_calls: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], upper_bound: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], integral: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]] | None:
-    """
-    Solve a batch of instances into the given output arrays; returns the structures.
-    """
-
-@overload
-def vjp(graph: Graph, coef: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], grad_mu: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], grad_mu_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], var_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], row_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], status: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], count: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], on: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], features: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], dense: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_cuts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cuts: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], grad_prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, grad_eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], grad_eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> float: ...
-
-@overload
-def vjp(graph: Graph, coef: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], grad_mu: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], grad_mu_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], var_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], row_side: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], status: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], count: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], on: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], features: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], dense: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_cuts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cuts: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], grad_prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, grad_eta_u: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], grad_eta_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], residual: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> float:
-    """Differentiate a solved batch into the given output arrays."""
-
-@overload
-def all_finite(scores: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool: ...
-
-@overload
-def all_finite(scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
-    """Whether there is no NaN and no infinity."""
-
-@overload
-def workspace_bytes(graph: Graph, coef: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], method: int) -> int: ...
-
-@overload
-def workspace_bytes(graph: Graph, coef: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rhs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], oracle_param: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, eta_u: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], method: int) -> int:
-    """Bytes of working memory that one thread uses."""
-
-def best_structures(kind: int, shape: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], param: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
+def best_structures(kind: OracleKind, shape: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], param: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
     """The MAP oracle of a structured factor, for each row of scores."""
 
 def set_num_threads(threads: int) -> None: ...

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax import _core
 from factormax.arrays import FloatArray
 
 __all__ = [
     "Layout",
-    "all_finite",
     "check_scores",
     "finite_number",
     "one_of",
@@ -98,11 +96,6 @@ def shown(value: Any) -> str:
     except ValueError:  # a whole number of too many digits
         return f"a {type(value).__name__} that is too large"
     return text if len(text) <= 60 else text[:56] + " ..."
-
-
-def all_finite(scores: FloatArray) -> bool:
-    """Whether there is no NaN and no infinity in `(B, n)`."""
-    return _core.all_finite(np.ascontiguousarray(scores))
 
 
 def check_scores(

@@ -193,8 +193,8 @@ def _print_sizes(model: UAIModel) -> None:
         f"at most {arity} variables, {len(model.evidence)} observed",
     )
     kinds: dict[str, int] = {}
-    for factor in model.graph.factors:
-        kinds[factor.kind] = kinds.get(factor.kind, 0) + factor.index.shape[0]
+    for factor in model.graph._factors:
+        kinds[factor.kind] = kinds.get(factor.kind, 0) + factor._count
     factors = "".join(f", {count} {kind}" for kind, count in kinds.items())
     _line("graph", f"{model.variable.size} binary variables{factors}")
 

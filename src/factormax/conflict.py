@@ -7,6 +7,7 @@ structures. Multipliers that the proof can do without are set to 0 first: few fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax._core import best_structures
+from factormax import _core
+from factormax._core import OracleKind, best_structures
+from factormax._inputs import Inputs, structured_of
+from factormax._raw import RawSolution
 from factormax.arrays import FloatArray
-from factormax.compiled import CompiledGraph, Lowered, Wiring, compile_wiring
-from factormax.engine import Numbers, RawSolution, one_instance
 from factormax.factors.base import BaseFactor
-from factormax.factors.structured import CALLBACK
 
-__all__ = ["Conflicts", "FactorName", "conflicts_of", "name_of", "place_of_block"]
+__all__ = ["Conflicts", "FactorName", "conflicts_of", "name_of"]
 
 
 class FactorName(str):
@@ -52,22 +53,13 @@ class FactorName(str):
 
 def name_of(factor: BaseFactor, k: int) -> FactorName:
     """The name of number k of the factors that the object stands for."""
-    if len(factor.index) == 1:
+    if factor._count == 1:
         return FactorName(factor.name, factor)
-    negated = None if factor.negated is None else factor.negated[k]
-    text = f"{factor.kind} over {factor.graph.literals_name(factor.index[k], negated)}"
-    shape = factor.group_shape if np.prod(factor.group_shape) == len(factor.index) else (k + 1,)
+    negated = None if factor._negated is None else factor._negated[k]
+    text = f"{factor.kind} over {factor.graph._literals_name(factor._index[k], negated)}"
+    whole = math.prod(factor._group_shape) == factor._count
+    shape = factor._group_shape if whole else (k + 1,)
     return FactorName(text, factor, tuple(int(i) for i in np.unravel_index(k, shape)))
-
-
-def place_of_block(graph: CompiledGraph, block: int) -> tuple[int, int]:
-    """The factor of the graph that a block of rows belongs to, and which of its k it is."""
-    for bundle in graph.bundles:
-        for position in bundle.entries:
-            if block < graph.entries[position].k:
-                return position, block
-            block -= graph.entries[position].k
-    raise IndexError(block)
 
 
 class Conflicts:
@@ -75,18 +67,14 @@ class Conflicts:
 
     Args:
         factors: those of the graph, in its order.
-        wiring: of the graph; it may have more factors, which are not named.
-        numbers: of the batch.
+        inputs: the numbers of the batch.
         raw: the solution.
     """
 
-    def __init__(
-        self, factors: Sequence[BaseFactor], wiring: Wiring, numbers: Numbers, raw: RawSolution
-    ) -> None:
+    def __init__(self, factors: Sequence[BaseFactor], inputs: Inputs, raw: RawSolution) -> None:
         self._factors = list(factors)
-        self._wiring, self._numbers = wiring, numbers
-        here = numbers.eta_u != -np.inf
-        self._present = here if numbers.mask is None else here & numbers.mask
+        self._inputs = inputs
+        self._present = inputs.present
         self._proofs = raw.proofs
         self._found: dict[int, list[FactorName]] = {}
 
@@ -120,13 +108,13 @@ class Conflicts:
         factor = name.factor
         if factor is None:
             return ""
-        k = int(np.ravel_multi_index(name.row, factor.group_shape)) if name.row else 0
-        index = factor.index[k]
+        k = int(np.ravel_multi_index(name.row, factor._group_shape)) if name.row else 0
+        index = factor._index[k]
         there = index[self._present[instance, index]]
         if len(there) == len(index):
             return ""
         if len(there) <= 3:
-            left = [factor.graph.scalar_name(int(j)) for j in there]
+            left = [factor.graph._scalar_name(int(j)) for j in there]
             return f" (all but {', '.join(left)} masked)" if left else " (all masked)"
         return f" ({len(index) - len(there)} of its {len(index)} variables masked)"
 
@@ -135,24 +123,18 @@ class Conflicts:
         if proof is None:
             return []
         if proof.impossible:
-            position = compile_wiring(self._wiring).oracles.positions[proof.impossible[0]]
-            return [name_of(self._factors[position], 0)]
-        numbers = one_instance(self._wiring, self._numbers, instance)
-        one = _Instance(
-            compile_wiring(self._wiring.for_one_instance()),
-            numbers,
-            self._present[instance],
-            self._factors,
-        )
+            first = structured_of(self._inputs.model)[proof.impossible[0]]
+            return [name_of(self._factors[first.factor], 0)]
+        one = _Instance(self._inputs.instance(instance), self._factors)
         places = one.conflict(np.asarray(proof.multipliers, dtype=np.float64))
         return [name_of(self._factors[f], k) for f, k in places if f < len(self._factors)]
 
 
 def conflicts_of(
-    factors: Sequence[BaseFactor], wiring: Wiring, numbers: Numbers, raw: RawSolution
+    factors: Sequence[BaseFactor], inputs: Inputs, raw: RawSolution
 ) -> Conflicts | None:
     """The conflicts of a solution; None if no instance is proved to be infeasible."""
-    return Conflicts(factors, wiring, numbers, raw) if raw.proofs else None
+    return Conflicts(factors, inputs, raw) if raw.proofs else None
 
 
 _NAMED = 8  # factors that a message names
@@ -164,7 +146,7 @@ class _Structured:
     """A structured factor in a certificate: what its best structure adds."""
 
     place: int
-    position: int
+    factor: _core.Structured
     var: npt.NDArray[np.int32]
     links: slice | None  # where its multipliers are, if it is linked
     support: Callable[[FloatArray], float]  # of scores of its variables
@@ -174,29 +156,32 @@ class _Structured:
 class _Instance:
     """One instance: the terms of its certificate, docs/math.md (23)."""
 
-    graph: CompiledGraph
-    numbers: Numbers
-    present: npt.NDArray[np.bool_]
+    inputs: Inputs
     factors: list[BaseFactor]
 
     @cached_property
-    def rows(self) -> Lowered:
-        return self.graph.lower(self.numbers.params, 1, np.float64)
+    def model(self) -> _core.Model:
+        held = self.inputs.held is not None
+        return self.inputs.model.bounded if held else self.inputs.model
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        return self.inputs.present[0]
 
     @cached_property
     def structured(self) -> list[_Structured]:
         """Those that are present."""
-        oracles = self.graph.oracles
-        link = self.graph.num_rows + len(self.graph.pairs)
+        link = self.model.num_rows + self.model.num_pairs
         out = []
-        for place, position in enumerate(oracles.positions):
-            var = oracles.var[slice(*oracles.var_ptr[place : place + 2])]
+        for place, factor in enumerate(structured_of(self.model)):
+            var = factor.variables
             links = None
-            if oracles.linked[place]:
+            if factor.linked:
                 links = slice(link, link + len(var))
                 link += len(var)
             if self.present[var].any():
-                out.append(_Structured(place, position, var, links, self._support_of(place)))
+                support = self._support_of(place, factor)
+                out.append(_Structured(place, factor, var, links, support))
         return out
 
     def conflict(self, y: FloatArray) -> list[tuple[int, int]]:
@@ -215,19 +200,19 @@ class _Instance:
         return self.named(y, needed)
 
     def named(self, y: FloatArray, needed: set[int]) -> list[tuple[int, int]]:
-        rows = np.flatnonzero(y[: self.graph.num_rows])
-        blocks = np.unique(np.searchsorted(self.graph.block_ptr, rows, side="right") - 1)
-        places = {place_of_block(self.graph, int(b)) for b in blocks}
+        rows = np.flatnonzero(y[: self.model.num_rows])
+        blocks = np.unique(np.searchsorted(self.model.block_ptr, rows, side="right") - 1)
+        places = {self.model.place_of_block(int(b)) for b in blocks}
         v = self.pull(y)
         for s in self.structured:
             touched = v[s.var] if s.links is None else y[s.links]
             if s.place in needed and np.any(touched != 0):
-                places.add(self.graph.oracles.number(s.place))
+                places.add((s.factor.factor, s.factor.number))
         return sorted(places)
 
     def fewer(self, y: FloatArray, needed: set[int]) -> FloatArray:
         """Drops multipliers, small ones first, in ever smaller portions, while y proves it."""
-        order = np.flatnonzero(y[: self.graph.num_rows])
+        order = np.flatnonzero(y[: self.model.num_rows])
         order = order[np.argsort(np.abs(y[order]), kind="stable")]
         portion = (len(order) + 1) // 2
         least = 1 if len(order) <= _MOST else len(order) // 64
@@ -247,10 +232,10 @@ class _Instance:
 
     def pull(self, y: FloatArray) -> FloatArray:
         """The transpose of all rows times y, `(n,)`, the links among the rows."""
-        graph, rows = self.graph, self.rows
-        lengths = np.diff(graph.row_ptr)
-        terms = rows.coef[0] * np.repeat(y[: graph.num_rows], lengths)
-        v = np.bincount(graph.col, terms, minlength=graph.num_variables).astype(np.float64)
+        model, (coef, _) = self.model, self.inputs.rows
+        lengths = np.diff(model.row_ptr)
+        terms = coef[0] * np.repeat(y[: model.num_rows], lengths)
+        v = np.bincount(model.col, terms, minlength=model.num_variables).astype(np.float64)
         for s in self.structured:
             if s.links is not None:
                 v[s.var] += y[s.links]
@@ -261,10 +246,11 @@ class _Instance:
         """Whether y certifies that nothing is feasible, with the box in place of other hubs."""
         if not y.any():
             return False
-        v, hard = self.pull(y), y[: self.graph.num_rows]
-        rhs = np.where(hard == 0, 0, self.rows.rhs[0]) * hard
-        size = np.abs(rhs).sum() + np.abs(self.rows.coef[0]) @ np.repeat(
-            np.abs(hard), np.diff(self.graph.row_ptr)
+        v, hard = self.pull(y), y[: self.model.num_rows]
+        coef, bounds = self.inputs.rows
+        rhs = np.where(hard == 0, 0, bounds[0]) * hard
+        size = np.abs(rhs).sum() + np.abs(coef[0]) @ np.repeat(
+            np.abs(hard), np.diff(self.model.row_ptr)
         )
         value, box = float(rhs.sum()), self.present.copy()
         for s in self.structured:
@@ -280,31 +266,25 @@ class _Instance:
 
     @property
     def resolution(self) -> float:
-        return 1e-10 if self.numbers.eta_u.dtype == np.float64 else 1e-5
+        return 1e-10 if self.inputs.eta_u.dtype == np.float64 else 1e-5
 
-    def _support_of(self, place: int) -> Callable[[FloatArray], float]:
-        graph, oracles = self.graph, self.graph.oracles
-        entry = graph.entries[oracles.positions[place]]
-        factor: Any = self.factors[oracles.positions[place]]
-        var = oracles.var[slice(*oracles.var_ptr[place : place + 2])]
-        first = len(graph.pairs) + oracles.score_ptr[place]
-        own = self.numbers.eta_v[0, first : first + entry.num_scores]
-        barrier = np.where(own == -np.inf, -np.inf, 0.0)
-        param = graph.oracle_params(self.numbers.params, None, 1)[0, place : place + 1]
+    def _support_of(
+        self, place: int, factor: _core.Structured
+    ) -> Callable[[FloatArray], float]:
+        own: Any = self.factors[factor.factor]
+        barrier = np.where(self.inputs.factor_scores(0, factor) == -np.inf, -np.inf, 0.0)
+        param = self.inputs.oracle_params[0, place : place + 1]
 
         def support(scores: FloatArray) -> float:
             if not scores.any():
                 return 0.0
-            given = np.asarray(np.where(self.present[var], scores, -np.inf), dtype=np.float64)
-            if entry.oracle == CALLBACK:
-                found = factor.ask(given, barrier)
+            here = self.present[factor.variables]
+            given = np.asarray(np.where(here, scores, -np.inf), dtype=np.float64)
+            if factor.kind == OracleKind.callback:
+                found = own.ask(given, barrier)
                 return np.inf if found is None else float(given[found[0] == 1].sum())
             on, _, exists = best_structures(
-                entry.oracle,
-                np.array(entry.shape, dtype=np.int32),
-                given[None],
-                barrier[None],
-                param,
+                factor.kind, factor.shape, given[None], barrier[None], param
             )
             return float(given[on[on >= 0]].sum()) if exists[0] else np.inf
 

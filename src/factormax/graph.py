@@ -10,14 +10,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from factormax._core import Model
+from factormax._model import model_of
+from factormax._options import MAP_METHODS, METHODS, Options
+from factormax._report import warn_caller
 from factormax.arrays import Array, ArrayLike, IndexArray, is_tensor, is_tracing, to_numpy
 from factormax.checks import one_of, positive_number, shown, whole_number
-from factormax.compiled import Wiring
-from factormax.engine import MAP_METHODS, METHODS, Options, warn_caller
 from factormax.errors import GraphError, GraphWarning, ShapeError
 from factormax.factors.base import BaseFactor
+from factormax.factors.factor import Factor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
+from factormax.scope import View
 from factormax.solution import Solution
 from factormax.temperature import checked_temperature
 from factormax.variable import Variable
@@ -77,16 +81,20 @@ class FactorGraph:
             )
         self.batch_dims = batch_dims = int(batch_dims)
         self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
-        self.tensors: list[VariableTensor] = []
-        self.factors: list[BaseFactor] = []
-        self.made: list[BaseFactor] = []  # over its variables, and not added so far
-        self.num_variables = 0
-        self._wiring: Wiring | None = None
+        self._tensors: list[VariableTensor] = []
+        self._factors: list[BaseFactor] = []
+        self._made: list[BaseFactor] = []  # over its variables, and not added so far
+        self._num_variables = 0
+        self._compiled: Model | None = None
         self._structured: list[StructuredFactor] = []
-        self._score_parts: list[Scores] | None = None
+        self._parts: list[Scores] | None = None
         self._values: list[Any] | None = None
         self._factor_values: list[tuple[Scores, Any]] = []
         self._structures: list[tuple[StructuredFactor, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: all but the compiled model, which is found again."""
+        return {**self.__dict__, "_compiled": None}
 
     # ---- building --------------------------------------------------------------------------------
 
@@ -153,31 +161,31 @@ class FactorGraph:
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
-        if factor.added:
+        if factor._added:
             raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
-        factor.added = True
-        if factor.score_parts and not is_tracing():
-            for part in factor.score_parts:
+        factor._added = True
+        if factor._score_parts and not is_tracing():
+            for part in factor._score_parts:
                 if is_tensor(part.given):
                     self._check_library(factor, part.given)
-        self.factors.append(factor)
-        self.expect_no_more_of(factor)
-        self._wiring = self._score_parts = None
+        self._factors.append(factor)
+        self._expect_no_more_of(factor)
+        self._compiled = self._parts = None
         if isinstance(factor, StructuredFactor):
             self._structured.append(factor)
         return factor
 
-    def expect_no_more_of(self, factor: BaseFactor) -> None:
+    def _expect_no_more_of(self, factor: BaseFactor) -> None:
         """No query warns that this factor was never added."""
-        if self.made and self.made[-1] is factor:
-            self.made.pop()
+        if self._made and self._made[-1] is factor:
+            self._made.pop()
         else:
-            self.made = [f for f in self.made if f is not factor]
+            self._made = [f for f in self._made if f is not factor]
 
     def _warn_of_forgotten(self) -> None:
         """Warns of factors that were made and never added, once."""
-        names = [f.name for f in self.made if f.complete]
-        self.made = []
+        names = [f.name for f in self._made if f._complete]
+        self._made = []
         if names:
             more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
             warn_caller(
@@ -187,20 +195,19 @@ class FactorGraph:
             )
 
     def _default_name(self) -> str:
-        return "u" if not self.tensors else f"u{len(self.tensors)}"
+        return "u" if not self._tensors else f"u{len(self._tensors)}"
 
     def _append(self, name: str, shape: tuple[int, ...], scores: Any, mask: Any) -> Variable:
-        start = self.num_variables
+        start = self._num_variables
         size = math.prod(shape)
-        index = np.arange(start, start + size).reshape(shape)
-        variable = Variable(self, len(self.tensors), index)
-        self.tensors.append(VariableTensor(name, shape, start, scores, mask, variable))
-        self.num_variables = start + size
-        self._wiring = None
+        variable = Variable(self, len(self._tensors), View.whole(start, shape))
+        self._tensors.append(VariableTensor(name, shape, start, scores, mask, variable))
+        self._num_variables = start + size
+        self._compiled = None
         return variable
 
     def _check_library(self, owner: str | BaseFactor, scores: Any) -> None:
-        for other in self.tensors:
+        for other in self._tensors:
             if other.scores is not None and is_tensor(other.scores) != is_tensor(scores):
                 label = owner if isinstance(owner, str) else owner.name
                 raise GraphError(
@@ -252,8 +259,8 @@ class FactorGraph:
         """As an array, or as a tensor that may need a gradient."""
         if temperature is None:
             return None
-        given = checked_temperature(temperature, self.known_batch_shape())
-        if not is_tensor(given) or self.uses_torch:
+        given = checked_temperature(temperature, self._known_batch_shape())
+        if not is_tensor(given) or self._uses_torch:
             return given
         if given.requires_grad:
             raise GraphError(
@@ -265,13 +272,18 @@ class FactorGraph:
     def _ask(
         self, options: Options, warm_start: Solution | None, temperature: Any = None
     ) -> Solution:
-        if self.made and not is_tracing():
+        if self._made and not is_tracing():
             self._warn_of_forgotten()
-        if self.uses_torch:
-            from factormax import torch as front
+        return self._front.solve(self, options, warm_start, temperature)
+
+    @property
+    def _front(self) -> Any:
+        """What knows the library of the scores."""
+        if self._uses_torch:
+            from factormax._fronts import torch as front
         else:
-            from factormax import _numpy as front  # type: ignore[no-redef]
-        return front.solve(self, options, warm_start, temperature)
+            from factormax._fronts import numpy as front  # type: ignore[no-redef]
+        return front
 
     def solve_map(
         self,
@@ -309,7 +321,7 @@ class FactorGraph:
         )
         return self._ask(replace(checked, linear=True, surrogate=surrogate), warm_start)
 
-    def solve_whole(
+    def _solve_whole(
         self, *, tol: float, max_iter: int, max_inner_iter: int, on_failure: str
     ) -> Solution:
         """The LP-MAP answer as a 0/1 structure, also where several tie; for the layers."""
@@ -390,99 +402,64 @@ class FactorGraph:
         Raises:
             GraphError: if a target breaks a factor, naming it; or leaves a variable out.
         """
-        from factormax.queries import loss as losses
+        from factormax.queries.loss import flat_target
 
-        if self.made:
+        if self._made:
             self._warn_of_forgotten()
         options = _checked_options(
             "auto", tol, max_iter, 100_000, 1.0, on_failure, {**METHODS, **MAP_METHODS}
         )
-        temperature = self._temperature(temperature)
-        return losses.loss(self, targets, kind, cost, mask, options, temperature)
+        target = flat_target(self, targets, kind, cost, mask)
+        options = replace(options, linear=kind != "sparsemap")
+        return self._front.loss(self, target, options, self._temperature(temperature))
 
     @property
-    def uses_torch(self) -> bool:
+    def _uses_torch(self) -> bool:
         """Whether the scores are torch tensors."""
-        return any(is_tensor(t.scores) for t in self.tensors) or any(
-            is_tensor(part.given) for part in self.score_parts()
+        return any(is_tensor(t.scores) for t in self._tensors) or any(
+            is_tensor(part.given) for part in self._score_parts()
         )
 
     # ---- for the fronts --------------------------------------------------------------------------
 
-    def wiring(self) -> Wiring:
+    def _model(self) -> Model:
         """What is in the graph, without the numbers."""
-        if self._wiring is None:
-            self._wiring = self._make_wiring()
-        return self._wiring
+        if self._compiled is None:
+            self._compiled = model_of(self._num_variables, self._factors)
+        return self._compiled
 
-    def _make_wiring(self) -> Wiring:
-        linked = iter(self._linked())
-        entries = [
-            f.structured_spec(next(linked)) if isinstance(f, StructuredFactor) else f.spec
-            for f in self.factors
-        ]
-        literals = [f.literals for f in self.factors]
-        flat = np.concatenate(literals) if literals else np.zeros(0, dtype=np.int64)
-        # The factors checked themselves, unless they could not see their indices.
-        return Wiring(self.num_variables, ";".join(entries), flat, not is_tracing())
+    def _params(self) -> list[Any]:
+        """The parameters of all factors."""
+        return [p for f in self._factors for p in f._params]
 
-    def structured(self) -> list[StructuredFactor]:
-        """The structured factors, in the order in which the core sees them."""
-        return list(self._structured)
+    def _own_oracles(self) -> tuple[Any, ...]:
+        """For each structured factor that of the user's own, or None; () if there is none."""
+        if not any([isinstance(f, Factor) for f in self._structured]):
+            return ()
+        own = [(f if isinstance(f, Factor) else None, f._count) for f in self._structured]
+        return tuple([factor for factor, count in own for _ in range(count)])
 
-    def _linked(self) -> list[str]:
-        """For each structured factor of the graph a digit for each factor that it stands for.
-
-        It is 1 if that shares variables with an earlier one.
-        """
-        structured = self._structured
-        counts = [f.index.shape[0] for f in structured]
-        if len(structured) < 2 and counts in ([], [1]):  # as mostly
-            return ["0"] * len(structured)
-        if is_tracing():  # the indices are not there: what shares a tensor may share a variable
-            digits: list[str] = []
-            seen: set[int] = set()
-            for f, count in zip(structured, counts, strict=True):
-                own = f.tensors_used()
-                digits.append(("1" if seen & own else "0")[:count] + "1" * (count - 1))
-                seen |= own
-            return digits
-        sizes = np.repeat([f.index.shape[1] for f in structured], counts)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        var = np.concatenate([f.index.reshape(-1) for f in structured])
-        first = np.zeros(self.num_variables, dtype=np.int64)
-        first[var[::-1]] = owner[::-1]  # of several factors the first is written last
-        linked = np.bincount(owner[first[var] < owner], minlength=len(sizes)) > 0
-        text = (linked + np.uint8(ord("0"))).tobytes().decode()
-        ends = np.cumsum(counts).tolist()
-        return [text[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-    def params(self) -> npt.NDArray[np.float64]:
-        """The parameters of all factors, flat."""
-        parts = [p.reshape(-1) for f in self.factors for p in f.params]
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    def score_parts(self) -> list[Scores]:
+    def _score_parts(self) -> list[Scores]:
         """The factors' own scores, in the order in which the core lays them out: pairs first."""
-        if self._score_parts is None:
-            rows = [part for f in self.factors if not f.structured for part in f.score_parts]
-            self._score_parts = rows + [part for f in self._structured for part in f.score_parts]
-        return self._score_parts
+        if self._parts is None:
+            rows = [part for f in self._factors if not f.structured for part in f._score_parts]
+            self._parts = rows + [part for f in self._structured for part in f._score_parts]
+        return self._parts
 
-    def score_layout(self) -> list[tuple[str, tuple[int, ...]]]:
+    def _score_layout(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the factors' scores, for messages."""
-        parts = self.score_parts()
+        parts = self._score_parts()
         if len(parts) > 16 or is_tracing():  # names take time, or can't be had
             return [(f"{p.factor.kind} (number {i})", p.shape) for i, p in enumerate(parts)]
         return [(p.name, p.shape) for p in parts]
 
-    def known_batch_shape(self) -> tuple[int, ...]:
+    def _known_batch_shape(self) -> tuple[int, ...]:
         """The batch dimensions.
 
         Raises:
             GraphError: if nothing in the graph tells them.
         """
-        if not self.tensors:
+        if not self._tensors:
             raise GraphError("The graph has no variables: add some with fg.variable_from(scores).")
         if self.batch_shape is None:
             raise GraphError(
@@ -491,7 +468,7 @@ class FactorGraph:
             )
         return self.batch_shape
 
-    def check_multipliers(self, warm_start: Solution, batch: int, dual: int) -> Any:
+    def _check_multipliers(self, warm_start: Solution, batch: int, dual: int) -> Any:
         """The multipliers of an earlier solution, if they fit this graph."""
         if not isinstance(warm_start, Solution):
             raise GraphError(f"warm_start takes a Solution, got {type(warm_start).__name__}.")
@@ -503,7 +480,7 @@ class FactorGraph:
             )
         return tau
 
-    def set_answer(
+    def _set_answer(
         self,
         values: list[Any],
         factor_values: list[tuple[Scores, Any]],
@@ -516,18 +493,18 @@ class FactorGraph:
 
     # ---- answers ---------------------------------------------------------------------------------
 
-    def value_of(self, variable: Variable) -> Array:
+    def _value_of(self, variable: Variable) -> Array:
         """The marginals of a variable; see `Variable.value`."""
         if self._values is None or variable.position >= len(self._values):
             raise GraphError(f"{variable.name} has no value yet: call fg.solve() first.")
         value = self._values[variable.position]
         if variable.keys:
-            tensor = self.tensors[variable.position]
+            tensor = self._tensors[variable.position]
             batch = value.shape[: self.batch_dims]
             value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
         return 1 - value if variable.negated else value  # type: ignore[no-any-return]
 
-    def factor_value_of(self, scores: Scores) -> Array:
+    def _factor_value_of(self, scores: Scores) -> Array:
         """The marginals of a factor's scores; see `BaseFactor.value`."""
         for owner, value in self._factor_values:
             if owner is scores:
@@ -536,7 +513,7 @@ class FactorGraph:
             f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
         )
 
-    def answer_of(self, factor: StructuredFactor) -> Any:
+    def _answer_of(self, factor: StructuredFactor) -> Any:
         """The structures of a factor; see `StructuredFactor.structures`."""
         for owner, answer in self._structures:
             if owner is factor:
@@ -550,30 +527,30 @@ class FactorGraph:
             f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
         )
 
-    def variable_name(self, position: int) -> str:
+    def _variable_name(self, position: int) -> str:
         """What messages call a tensor of variables."""
-        return self.tensors[position].name
+        return self._tensors[position].name
 
-    def scalar_name(self, index: int) -> str:
+    def _scalar_name(self, index: int) -> str:
         """What messages call a single variable, for example `u[2, 3]`."""
-        tensor = next(t for t in reversed(self.tensors) if t.start <= index)
+        tensor = next(t for t in reversed(self._tensors) if t.start <= index)
         place = np.unravel_index(index - tensor.start, tensor.shape)
         return f"{tensor.name}[{', '.join(str(int(i)) for i in place)}]"
 
-    def literals_name(self, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None) -> str:
+    def _literals_name(self, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None) -> str:
         """What messages call some variables, for example `u[3, :]` or `a[0], ~b[2]`."""
         flags = np.zeros(len(index), dtype=bool) if negated is None else negated
-        starts = np.array([t.start for t in self.tensors])
+        starts = np.array([t.start for t in self._tensors])
         owner = np.searchsorted(starts, index, side="right") - 1
         # One name for each run of variables of one tensor, negated or not.
         new = np.flatnonzero((np.diff(owner) != 0) | (np.diff(flags.astype(int)) != 0)) + 1
         names: list[str] = []
         for run in np.split(np.arange(len(index)), new):
             sign = "~" if flags[run[0]] else ""
-            tensor = self.tensors[owner[run[0]]]
+            tensor = self._tensors[owner[run[0]]]
             text = _slice_text(index[run] - tensor.start, tensor.shape)
             texts = (
-                [self.scalar_name(int(j)) for j in index[run[:5]]]
+                [self._scalar_name(int(j)) for j in index[run[:5]]]
                 if text is None
                 else [tensor.name + text]
             )
@@ -581,8 +558,8 @@ class FactorGraph:
         return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
     def __repr__(self) -> str:
-        count = sum(f.index.shape[0] for f in self.factors)
-        return f"<FactorGraph of {self.num_variables} variables and {count} factors>"
+        count = sum(f._count for f in self._factors)
+        return f"<FactorGraph of {self._num_variables} variables and {count} factors>"
 
 
 #: The same class under the paper's name.
@@ -640,7 +617,7 @@ def _checked_options(
     max_inner_iter: int,
     step_size: float,
     on_failure: str,
-    methods: Mapping[str, int],
+    methods: Mapping[str, Any],
 ) -> Options:
     return Options(
         one_of("method", method, methods),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from factormax import _core
+
 __all__ = ["Status"]
 
 
@@ -47,5 +49,12 @@ class Status(Enum):
         return _MEMBERS[code]
 
 
-_MEMBERS = list(Status)
-_CODES = {status: code for code, status in enumerate(_MEMBERS)}
+_CODES = {
+    Status.CONVERGED: int(_core.Status.converged),
+    Status.MAX_ITER: int(_core.Status.max_iter),
+    Status.INFEASIBLE: int(_core.Status.infeasible),
+    Status.INTERRUPTED: int(_core.Status.interrupted),
+    Status.STALLED: int(_core.Status.stalled),
+    Status.NOT_PROVED: int(_core.Status.not_proved),
+}
+_MEMBERS = {code: status for status, code in _CODES.items()}

@@ -7,49 +7,29 @@ which the backward pass needs and the user does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from factormax._core import Structures
 from factormax.arrays import Array, FloatArray, IndexArray
 
-__all__ = ["Answer", "FoundStructures", "Support"]
+__all__ = ["Answer", "Support", "joined_structures", "lists_structures"]
 
 
-@dataclass(frozen=True)
-class FoundStructures:
-    """The flat lists of the core, for a batch of B instances with S structured factors."""
+def lists_structures(found: Structures) -> bool:
+    """Whether the structures of all factors are there: rows and flows do without."""
+    return not found.num_cuts.size or bool(found.num_cuts.max() < 0)
 
-    count: npt.NDArray[np.int32]  # (B * S,) structures
-    prob: npt.NDArray[np.float64]
-    on: npt.NDArray[np.int32]  # `slots` a structure
-    features: npt.NDArray[np.int32]
-    dense: npt.NDArray[np.float64]
-    num_cuts: npt.NDArray[np.int32]  # (B * S,) lists of flags if solved by rows or flows; else −1,
-    # or −2 if there is no structure
-    cuts: npt.NDArray[np.uint8]  # these flags: `RowForm` and `SequenceFlow` of the core
 
-    @classmethod
-    @lru_cache(maxsize=1)
-    def none(cls) -> FoundStructures:
-        """Of a graph without structured factors."""
-        whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
-        return cls(whole, real, whole, whole, real, whole, np.zeros(0, dtype=np.uint8))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the structures of all factors are there: rows and flows do without."""
-        return not self.num_cuts.size or bool(self.num_cuts.max() < 0)
-
-    @classmethod
-    def joined(cls, parts: list[FoundStructures]) -> FoundStructures:
-        """Of a batch whose instances were solved apart."""
-        fields = ("count", "prob", "on", "features", "dense", "num_cuts", "cuts")
-        return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in fields))
+def joined_structures(parts: Sequence[Structures]) -> Structures:
+    """Those of a batch whose instances were solved apart."""
+    names = ("count", "prob", "on", "features", "dense", "num_cuts", "cuts")
+    return Structures(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
 
 
 class Support:
@@ -64,7 +44,7 @@ class Support:
     """
 
     def __init__(
-        self, found: FoundStructures, factors: range, slots: IndexArray, batch: int
+        self, found: Structures, factors: range, slots: IndexArray, batch: int
     ) -> None:
         chosen = slice(factors.start, factors.stop)
         count = found.count.reshape(batch, len(slots)).astype(np.int64)
@@ -119,6 +99,10 @@ class Answer:
     @cached_property
     def _found(self) -> tuple[Support, Array]:
         return self.find()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: what was found, not the way to it."""
+        return {**self.__dict__, "find": None, "_found": self._found}
 
     @property
     def support(self) -> Support:

@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from factormax import engine, reference
+from factormax import _engines, reference
+from factormax._inputs import Inputs
+from factormax._model import model_of
+from factormax._options import Options
+from factormax._raw import RawSolution
 from factormax.arrays import FloatArray
-from factormax.compiled import Wiring, compile_wiring
-from factormax.engine import Numbers, Options, RawSolution
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
@@ -87,11 +89,11 @@ def check_factor(
         ...         return np.arange(len(eta_u)) == np.argmax(eta_u), []
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
-    factor.graph.expect_no_more_of(factor)
-    if isinstance(factor, StructuredFactor) and factor.index.shape[0] != 1:
+    factor.graph._expect_no_more_of(factor)
+    if isinstance(factor, StructuredFactor) and factor._count != 1:
         raise GraphError(
             f"{factor.name}: check_factor takes one structured factor, not "
-            f"{factor.index.shape[0]} of one call."
+            f"{factor._count} of one call."
         )
     rng = np.random.default_rng(seed)
     batches = [_random_numbers(factor, scale, trials, masks, rng, sample) for scale in scales]
@@ -101,7 +103,7 @@ def check_factor(
         seen.check_oracle(batches)
         seen.check_features()
     for numbers in batches:
-        raw = engine.solve(_wiring(factor), numbers, _EXACT)
+        raw = _engines.solve(numbers, _EXACT)
         if seen is not None:
             seen.check_solution(numbers, raw)
         else:
@@ -114,37 +116,28 @@ def check_factor(
         _check_assignments(factor, allowed)
 
 
-def dense_problem(wiring: Wiring, numbers: Numbers, instance: int) -> reference.DenseProblem:
+def dense_problem(inputs: Inputs, instance: int) -> reference.DenseProblem:
     """One instance of a batch, as the reference sees it."""
-    graph = compile_wiring(wiring)
-    lowered = graph.lower(numbers.params, len(numbers.eta_u), np.float64)
+    model, (coef, rhs) = inputs.model, inputs.rows
     compiled = reference.Compiled(
-        num_variables=graph.num_variables,
-        row_ptr=graph.row_ptr,
-        col=graph.col,
-        coef=np.asarray(lowered.coef, dtype=np.float64),
-        rhs=np.asarray(lowered.rhs, dtype=np.float64),
-        kind=graph.row_kind,
-        pairs=graph.pairs,
-        pair_negated=graph.pair_negated.astype(bool),
-        block_ptr=graph.block_ptr,
-        block_kind=graph.block_kind,
+        num_variables=model.num_variables,
+        row_ptr=model.row_ptr,
+        col=model.col,
+        coef=coef,
+        rhs=rhs,
+        kind=model.row_kind,
+        pairs=model.pairs,
+        pair_negated=model.pair_negated,
+        block_ptr=model.block_ptr,
+        block_kind=model.block_kind,
     )
-    mask = None if numbers.mask is None else numbers.mask[instance]
-    eta_u, eta_v = (
-        np.asarray(a[instance], dtype=np.float64) for a in (numbers.eta_u, numbers.eta_v)
-    )
+    mask = None if inputs.here is None else inputs.here[instance]
+    eta_u = np.asarray(inputs.eta_u[instance], dtype=np.float64)
+    eta_v = np.asarray(inputs.eta_v[min(instance, len(inputs.eta_v) - 1)], dtype=np.float64)
     return reference.from_compiled(compiled, instance, eta_u, eta_v, mask)
 
 
 # ---- Instances -----------------------------------------------------------------------------------
-
-
-def _wiring(factor: BaseFactor) -> Wiring:
-    spec = factor.spec
-    if isinstance(factor, StructuredFactor):
-        spec = factor.structured_spec(linked="0")
-    return Wiring(factor.graph.num_variables, spec, factor.literals)
 
 
 def _random_numbers(
@@ -154,29 +147,29 @@ def _random_numbers(
     masks: bool,
     rng: np.random.Generator,
     sample: Callable[[np.random.Generator], Any] | None,
-) -> Numbers:
+) -> Inputs:
     """Half of the instances whole, half with masks that the factor accepts."""
-    n = factor.graph.num_variables
-    scores = len(factor.index) if factor.soft else 0
+    n = factor.graph._num_variables
+    scores = factor._count if factor.soft else 0
     mask = rng.random((trials, n)) < (0.85 if factor.structured else 0.7)
     mask[: (trials + 1) // 2 if masks else trials] = True
     if isinstance(factor, StructuredFactor):
-        scores = factor.num_scores
+        scores = factor._num_scores
         for row in mask:
             try:
-                factor.check_mask(row[factor.index], factor.oracle_shape)
+                factor._check_mask(row[factor._index], factor._oracle_shape)
             except GraphError:
                 row[:] = True
-    params = [p.reshape(-1) for p in factor.params]
     eta_u = scale * rng.standard_normal((trials, n))
     eta_v = scale * rng.standard_normal((trials, scores))
     if sample is not None:
         for i in range(trials):
             eta_u[i], eta_v[i] = _drawn(factor, sample(rng), n, scores)
-    return Numbers(
+    return Inputs(
+        model_of(n, [factor]),
         eta_u,
         eta_v,
-        np.concatenate([np.zeros(0), *params]),
+        list(factor._params),
         mask,
         (factor,) if isinstance(factor, Factor) else (),
     )
@@ -194,14 +187,7 @@ def _drawn(factor: BaseFactor, drawn: Any, n: int, scores: int) -> tuple[Matrix,
     return flat[0], flat[1]
 
 
-def _instance(numbers: Numbers, i: int) -> Numbers:
-    mask = None if numbers.mask is None else numbers.mask[i : i + 1]
-    return replace(
-        numbers, eta_u=numbers.eta_u[i : i + 1], eta_v=numbers.eta_v[i : i + 1], mask=mask
-    )
-
-
-def _fail(factor: BaseFactor, what: str, numbers: Numbers, instance: int) -> NoReturn:
+def _fail(factor: BaseFactor, what: str, numbers: Inputs, instance: int) -> NoReturn:
     mask = None if numbers.mask is None else numbers.mask[instance]
     own = f" and {numbers.eta_v[instance]!r}" if numbers.eta_v.shape[1] else ""
     raise AssertionError(
@@ -212,29 +198,27 @@ def _fail(factor: BaseFactor, what: str, numbers: Numbers, instance: int) -> NoR
 # ---- Every factor --------------------------------------------------------------------------------
 
 
-def _check_batch(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
+def _check_batch(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
     for i in range(len(raw.mu)):
-        alone = engine.solve(_wiring(factor), _instance(numbers, i), _EXACT)
+        alone = _engines.solve(numbers.instance(i), _EXACT)
         if not np.array_equal(alone.mu[0], raw.mu[i], equal_nan=True):
             _fail(factor, "an instance alone differs from the same in a batch", numbers, i)
 
 
-def _check_admm(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
-    admm = engine.solve(_wiring(factor), numbers, _ADMM)
+def _check_admm(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
+    admm = _engines.solve(numbers, _ADMM)
     for i in range(len(raw.mu)):
         if not np.allclose(admm.mu[i], raw.mu[i], rtol=0, atol=1e-6, equal_nan=True):
             _fail(factor, "the two methods disagree", numbers, i)
 
 
 def _check_gradient(
-    factor: BaseFactor, numbers: Numbers, raw: RawSolution, rng: np.random.Generator
+    factor: BaseFactor, numbers: Inputs, raw: RawSolution, rng: np.random.Generator
 ) -> None:
     """Against central differences, where two step sizes agree: elsewhere there is a kink."""
     grad = rng.standard_normal(raw.mu.shape)
     grad_v = rng.standard_normal(raw.mu_v.shape)
-    grad_u, grad_s = engine.vjp(
-        _wiring(factor), numbers.eta_v, numbers.params, raw, grad, grad_v, None, "ignore"
-    )
+    grad_u, grad_s, _, _ = _engines.vjp(numbers, raw, grad, grad_v)
     direction = rng.standard_normal(raw.mu.shape), rng.standard_normal(raw.mu_v.shape)
     slopes = [_slope(factor, numbers, direction, grad, grad_v, h) for h in (1e-4, 1e-5)]
     ours = np.sum(grad_u * direction[0], axis=1) + np.sum(grad_s * direction[1], axis=1)
@@ -246,19 +230,18 @@ def _check_gradient(
 
 def _slope(
     factor: BaseFactor,
-    numbers: Numbers,
+    numbers: Inputs,
     direction: tuple[FloatArray, FloatArray],
     grad: FloatArray,
     grad_v: FloatArray,
     h: float,
 ) -> npt.NDArray[np.float64]:
     def loss(t: float) -> Any:
-        moved = replace(
-            numbers,
+        moved = numbers.replace(
             eta_u=numbers.eta_u + t * direction[0],
             eta_v=numbers.eta_v + t * direction[1],
         )
-        raw = engine.solve(_wiring(factor), moved, _EXACT)
+        raw = _engines.solve(moved, _EXACT)
         return np.sum(raw.mu * grad, axis=1) + np.sum(raw.mu_v * grad_v, axis=1)
 
     return np.asarray((loss(h) - loss(-h)) / (2 * h))
@@ -267,9 +250,9 @@ def _slope(
 # ---- Factors made of rows ------------------------------------------------------------------------
 
 
-def _check_reference(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> None:
+def _check_reference(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
     for i in range(len(raw.mu)):
-        problem = dense_problem(_wiring(factor), numbers, i)
+        problem = dense_problem(numbers, i)
         here = numbers.mask[i] if numbers.mask is not None else np.ones(raw.mu.shape[1], bool)
         exact = np.zeros(raw.mu.shape[1])
         try:
@@ -285,17 +268,17 @@ def _check_reference(factor: BaseFactor, numbers: Numbers, raw: RawSolution) -> 
 def _check_assignments(
     factor: BaseFactor, allowed: Callable[[npt.NDArray[np.bool_]], bool]
 ) -> None:
-    n = factor.graph.num_variables
+    n = factor.graph._num_variables
     if n > 12:
         raise ValueError(f"allowed= takes at most 12 variables, the factor's graph has {n}.")
-    params = np.concatenate([np.zeros(0), *(p.reshape(-1) for p in factor.params)])
-    numbers = Numbers(np.zeros((1, n)), np.zeros((1, 0)), params, None)
-    problem = dense_problem(_wiring(factor), numbers, 0)
+    model = model_of(n, [factor])
+    numbers = Inputs(model, np.zeros((1, n)), np.zeros((1, 0)), list(factor._params))
+    problem = dense_problem(numbers, 0)
     for bits in product((False, True), repeat=n):
         y = np.array(bits)
         slack = problem.b - problem.A @ y
         holds = np.all(np.where(np.isinf(problem.lo), np.abs(slack), -slack) <= 1e-9)
-        literals = y[factor.index] ^ (factor.negated if factor.negated is not None else False)
+        literals = y[factor._index] ^ (factor._negated if factor._negated is not None else False)
         wanted = all(allowed(row) for row in literals)
         if holds != wanted:
             verb = "allow" if holds else "forbid"
@@ -323,14 +306,14 @@ class _Seen:
     ) -> None:
         self.factor = factor
         self.allowed = allowed
-        self.place = factor.index.reshape(-1)
+        self.place = factor._index.reshape(-1)
         self.assignments: Matrix = np.zeros((0, self.place.size))
-        self.features: Matrix = np.zeros((0, factor.num_scores))
+        self.features: Matrix = np.zeros((0, factor._num_scores))
         self.oracles = _oracles_of(factor)
 
-    def check_oracle(self, batches: list[Numbers]) -> None:
+    def check_oracle(self, batches: list[Inputs]) -> None:
         """What it answers to random scores."""
-        answers: list[tuple[str, Numbers, int, Structure | None]] = []
+        answers: list[tuple[str, Inputs, int, Structure | None]] = []
         for numbers in batches:
             for i in range(len(numbers.eta_u)):
                 eta_u, eta_v, whole = self._scores(numbers, i)
@@ -368,7 +351,7 @@ class _Seen:
                     f"returned with the features {n!r}."
                 )
 
-    def check_solution(self, numbers: Numbers, raw: RawSolution) -> None:
+    def check_solution(self, numbers: Inputs, raw: RawSolution) -> None:
         """That it is made of structures, and optimal."""
         lists = _structures_of(raw, self.factor)
         for i, (p, m, n) in enumerate(lists):
@@ -395,7 +378,7 @@ class _Seen:
                 _fail(self.factor, what, numbers, i)
             self._check_optimal(numbers, i, p, m, n)
 
-    def _check_optimal(self, numbers: Numbers, i: int, p: Matrix, m: Matrix, n: Matrix) -> None:
+    def _check_optimal(self, numbers: Inputs, i: int, p: Matrix, m: Matrix, n: Matrix) -> None:
         eta_u, eta_v, _ = self._scores(numbers, i)
         reduced = eta_u - p @ m
         tolerance = _tolerance(eta_u, eta_v)
@@ -415,7 +398,7 @@ class _Seen:
                 what = f"the solution {p @ m!r} is not optimal: {better!r} would improve it"
                 _fail(self.factor, what, numbers, i)
 
-    def _scores(self, numbers: Numbers, i: int) -> tuple[Matrix, Matrix, bool]:
+    def _scores(self, numbers: Inputs, i: int) -> tuple[Matrix, Matrix, bool]:
         """Of the factor's variables, −inf where masked, and its own; whether nothing is masked."""
         here = np.ones(self.place.size, bool)
         if numbers.mask is not None:
@@ -431,7 +414,7 @@ class _Seen:
         return np.asarray(np.where(forbidden, -np.inf, m @ finite + n @ eta_v))
 
     def _asked_twice(
-        self, name: str, ask: Ask, eta_u: Matrix, eta_v: Matrix, numbers: Numbers, i: int
+        self, name: str, ask: Ask, eta_u: Matrix, eta_v: Matrix, numbers: Inputs, i: int
     ) -> Structure | None:
         first, again = ask(eta_u.copy(), eta_v.copy()), ask(eta_u.copy(), eta_v.copy())
         if first is None or again is None:
@@ -442,10 +425,10 @@ class _Seen:
             _fail(self.factor, f"{name} answers {first!r}, then {again!r}", numbers, i)
         return first
 
-    def _add(self, m: Matrix, n: Matrix, numbers: Numbers, i: int) -> None:
+    def _add(self, m: Matrix, n: Matrix, numbers: Inputs, i: int) -> None:
         for row in m:
             if self.allowed is not None and not self.allowed(
-                self.factor.laid_out(row).astype(bool)
+                self.factor._laid_out(row).astype(bool)
             ):
                 _fail(self.factor, f"the structure {row!r} is not allowed", numbers, i)
         both = np.concatenate([self.assignments, m]), np.concatenate([self.features, n])
@@ -461,14 +444,14 @@ def _tolerance(eta_u: Matrix, eta_v: Matrix) -> float:
 def _structures_of(raw: RawSolution, factor: StructuredFactor) -> list[tuple[Matrix, ...]]:
     """For each instance `(p, m, n)`: probabilities (K,), assignments (K, d), features (K, s)."""
     found, total = raw.structures, int(raw.structures.count.sum())
-    m, n = np.zeros((total, factor.index.size)), np.zeros((total, factor.num_scores))
+    m, n = np.zeros((total, factor._size)), np.zeros((total, factor._num_scores))
     if found.dense.size:
         n[:] = found.dense.reshape(n.shape)
     elif found.features.size:
         row, slot = np.nonzero(found.features.reshape(total, -1) >= 0)
         np.add.at(n, (row, found.features.reshape(total, -1)[row, slot]), 1.0)
-    row, slot = np.nonzero(found.on.reshape(total, factor.slots) >= 0)
-    m[row, found.on.reshape(total, factor.slots)[row, slot]] = 1.0
+    row, slot = np.nonzero(found.on.reshape(total, factor._slots) >= 0)
+    m[row, found.on.reshape(total, factor._slots)[row, slot]] = 1.0
     ends = np.cumsum(found.count)[:-1]
     parts = (np.split(a, ends) for a in (found.prob, m, n))
     return list(zip(*parts, strict=True))
@@ -478,7 +461,7 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
     """All ways to ask for the best structure of one instance, by name."""
     oracles: dict[str, Ask] = {}
     if not isinstance(factor, Factor):
-        oracles["map"] = lambda eta_u, eta_v: _flat(factor.best(eta_u[None], eta_v[None]))
+        oracles["map"] = lambda eta_u, eta_v: _flat(factor._best(eta_u[None], eta_v[None]))
         return oracles
     own = factor
     if own.native_map is not None:

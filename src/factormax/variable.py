@@ -1,11 +1,13 @@
 """A tensor of binary variables of a graph, or a slice of one.
 
-A variable is an array of integers into the graph's list of variables, so that indexing is NumPy's
-own, and no Python object exists for a single scalar variable.
+A variable is a strided view of the graph's list of variables, and indexing it makes another; what is
+no view, such as integer-array indexing, is an array of places. No Python object exists for a single
+scalar variable.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
 from factormax.errors import ShapeError, VariableIndexError
+from factormax.scope import AnyPart, ListedPart, View
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -49,42 +52,51 @@ class Variable:
         self,
         graph: FactorGraph,
         position: int,
-        index: IndexArray,
+        view: View | None,
+        index: IndexArray | None = None,
         keys: tuple[Any, ...] = (),
         negated: bool = False,
         distinct: bool = True,
     ) -> None:
         self.graph = graph
         self.position = position  # of the whole tensor in the graph
-        self.index = index
+        self.view = view  # None: `index` is no strided view
+        self._index = index
         self.keys = keys
         self.negated = negated
         self.distinct = distinct  # surely no variable twice
+        self.shape = tuple(index.shape) if view is None else view.shape  # type: ignore[union-attr]
 
     @property
-    def start(self) -> int:
-        """Where the whole tensor begins in the graph's list of variables."""
-        return self.graph.tensors[self.position].start
+    def index(self) -> IndexArray:
+        """The numbers of the variables in the graph's list, in this shape."""
+        if self._index is None:
+            self._index = self.view.places()  # type: ignore[union-attr]
+        return self._index
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, without batch dimensions."""
-        return tuple(self.index.shape)
+    def part(self, inner: tuple[int, ...]) -> AnyPart:
+        """As variables of factors: one for each place of the other axes, over those of `inner`."""
+        if self.view is not None:
+            return self.view.part(self.negated, inner)
+        outer = [a for a in range(self.ndim) if a not in inner]
+        rows = math.prod([self.shape[a] for a in outer])
+        literals = (2 * self.index + self.negated).transpose([*outer, *inner])
+        return ListedPart(literals.reshape(rows, math.prod([self.shape[a] for a in inner])))
 
     @property
     def ndim(self) -> int:
         """The number of dimensions, without batch dimensions."""
-        return self.index.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """The number of binary variables, per instance."""
-        return int(self.index.size)
+        return math.prod(self.shape)
 
     @property
     def name(self) -> str:
         """How the variable is called in messages."""
-        text = self.graph.variable_name(self.position) + "".join(map(_key_text, self.keys))
+        text = self.graph._variable_name(self.position) + "".join(map(_key_text, self.keys))
         return "~" + text if self.negated else text
 
     @property
@@ -94,13 +106,11 @@ class Variable:
         Raises:
             GraphError: before any query.
         """
-        return self.graph.value_of(self)
+        return self.graph._value_of(self)
 
     def negate(self) -> Variable:
-        """The negation, the same as `~u` (which `torch.compile` can't trace)."""
-        return Variable(
-            self.graph, self.position, self.index, self.keys, not self.negated, self.distinct
-        )
+        """The negation, the same as `~u`."""
+        return self._like(self.view, self._index, self.keys, self.distinct, not self.negated)
 
     def __invert__(self) -> Variable:
         return self.negate()
@@ -108,7 +118,10 @@ class Variable:
     def __getitem__(self, key: Any) -> Variable:
         if is_tensor(key):
             key = np.asarray(key)
-        basic = _is_basic(key)
+        keys = (*self.keys, key)
+        view = None if self.view is None else self.view.taken(key)
+        if view is not None:
+            return self._like(view, None, keys, self.distinct)
         try:
             index = self.index[key]
         except (IndexError, TypeError) as error:
@@ -116,19 +129,12 @@ class Variable:
                 f"{self.name}[{_key_text(key)[1:-1]}]: {error} "
                 f"({self.name} has shape {self.shape}, batch dimensions aside)"
             ) from error
-        return Variable(
-            self.graph,
-            self.position,
-            np.asarray(index),
-            (*self.keys, key),
-            self.negated,
-            self.distinct and basic,
-        )
+        return self._like(None, np.asarray(index), keys, self.distinct and _is_basic(key))
 
     @property
     def T(self) -> Variable:
         """The variables with their axes in reverse order."""
-        return self._view(self.index.T, ".T")
+        return self._permuted(tuple(range(self.ndim))[::-1], ".T")
 
     def transpose(self, *axes: int | tuple[int, ...]) -> Variable:
         """The variables with their axes in this order, reversed by default, as in NumPy."""
@@ -141,30 +147,50 @@ class Variable:
                 f"{self.name}.transpose{_call_text(order)}: name each of the {ndim} axes once, "
                 f"batch dimensions aside."
             )
-        index = self.index.transpose(order) if order else self.index.T
-        return self._view(index, f".transpose{_call_text(order)}")
+        axes = tuple([a % ndim for a in order]) if order else tuple(range(ndim))[::-1]
+        return self._permuted(axes, f".transpose{_call_text(order)}")
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Variable:
         """The variables, in C order, in another shape, of which one size may be -1."""
         dims = _dims(shape)
-        try:
-            index = self.index.reshape(dims)
-        except (ValueError, RuntimeError, TypeError) as error:
+        text = f".reshape{_call_text(dims)}"
+        full = _full_shape(dims, self.size)
+        if full is None:
             raise ShapeError(
-                f"{self.name}.reshape{_call_text(dims)}: {self.name} has shape {self.shape}, that "
-                f"is {self.size} variables, batch dimensions aside."
-            ) from error
-        return self._view(index, f".reshape{_call_text(dims)}")
+                f"{self.name}{text}: {self.name} has shape {self.shape}, that is {self.size} "
+                f"variables, batch dimensions aside."
+            )
+        return self._reshaped(full, text)
 
     def flatten(self) -> Variable:
         """The variables, in C order, in one dimension."""
-        return self._view(self.index.reshape(-1), ".flatten()")
+        return self._reshaped((self.size,), ".flatten()")
 
     ravel = flatten
 
-    def _view(self, index: IndexArray, text: str) -> Variable:
-        keys = (*self.keys, _View(text))
-        return Variable(self.graph, self.position, index, keys, self.negated, self.distinct)
+    def _permuted(self, axes: tuple[int, ...], text: str) -> Variable:
+        keys = (*self.keys, _Text(text))
+        if self.view is not None:
+            return self._like(self.view.transposed(axes), None, keys, self.distinct)
+        return self._like(None, self.index.transpose(axes), keys, self.distinct)
+
+    def _reshaped(self, shape: tuple[int, ...], text: str) -> Variable:
+        keys = (*self.keys, _Text(text))
+        view = None if self.view is None else self.view.reshaped(shape)
+        index = self.index.reshape(shape) if view is None else None
+        return self._like(view, index, keys, self.distinct)
+
+    def _like(
+        self,
+        view: View | None,
+        index: IndexArray | None,
+        keys: tuple[Any, ...],
+        distinct: bool,
+        negated: bool | None = None,
+    ) -> Variable:
+        """Other variables of the same tensor."""
+        negated = self.negated if negated is None else negated
+        return Variable(self.graph, self.position, view, index, keys, negated, distinct)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -178,13 +204,28 @@ class Variable:
         return f"<Variable {self.name} of shape {self.shape}>"
 
 
-class _View(str):
+class _Text(str):
     """Among the keys of a variable: a view such as `.T`, as messages write it."""
 
 
 def _dims(given: tuple[Any, ...]) -> tuple[int, ...]:
     """From `(2, 3)` or `((2, 3),)`."""
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
+def _full_shape(dims: tuple[Any, ...], size: int) -> tuple[int, ...] | None:
+    """The shape with its −1 worked out; None if it does not hold `size` variables."""
+    if not all([isinstance(d, (int, np.integer)) for d in dims]):
+        return None
+    known = math.prod([int(d) for d in dims if d != -1])
+    free = [d for d in dims if d == -1]
+    if len(free) > 1 or any([d < -1 for d in dims]):
+        return None
+    if free:
+        if known == 0 or size % known:
+            return None
+        return tuple([size // known if d == -1 else int(d) for d in dims])
+    return tuple([int(d) for d in dims]) if known == size else None
 
 
 def _call_text(arguments: tuple[int, ...]) -> str:
@@ -198,7 +239,7 @@ def _is_basic(key: Any) -> bool:
 
 
 def _key_text(key: Any) -> str:
-    if isinstance(key, _View):
+    if isinstance(key, _Text):
         return key
     if is_tracing():  # arrays can't be looked at
         return "[...]"

@@ -5,7 +5,8 @@ import pytest
 from structured_contract import Case, Padded, StructuredContract, solved
 
 import factormax as fm
-from factormax import engine
+from factormax._core import ByRows
+from factormax._engines import cpu
 from factormax.reference.structures import trees
 
 KINDS = [(False, False), (False, True), (True, False), (True, True)]
@@ -151,4 +152,4 @@ class TestDepTreeByRows(TestDepTree):
 
     @pytest.fixture(autouse=True)
     def _always(self, monkeypatch):
-        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+        monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)

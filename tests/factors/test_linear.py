@@ -7,8 +7,9 @@ from oracle import Problem, Term
 from problems import ALL, random_problem, random_term
 
 import factormax as fm
-from factormax import engine, reference
-from factormax._numpy import Solve
+from factormax import _engines, reference
+from factormax._fronts.numpy import start
+from factormax._options import Options
 from factormax.testing import dense_problem
 
 
@@ -137,10 +138,9 @@ def test_among_other_factors(seed):
         pytest.skip("infeasible")
     assert_solves(problem)
     built = build(problem)
-    parts = [p.given for p in built.fg.score_parts()]
-    task = Solve(built.fg, [problem.eta], parts, np.float64)
-    raw = engine.solve(task.wiring, task.numbers, engine.Options(tol=1e-11))
-    dense = dense_problem(task.wiring, task.numbers, 0)
+    inputs = start(built.fg).inputs
+    raw = _engines.solve(inputs, Options(tol=1e-11))
+    dense = dense_problem(inputs, 0)
     mu, _ = reference.solve(dense)
     np.testing.assert_allclose(raw.mu[0], mu, rtol=0, atol=1e-8)
     np.testing.assert_allclose(reference.admm(dense).mu, mu, rtol=0, atol=1e-6)

@@ -40,7 +40,7 @@ def test_shapes_are_broadcast():
         rows, columns, one = u[:3].reshape(3, 1), u[3:7], u[7]
         if together:
             factor = fg.add(fm.Imply(rows, columns, one))
-            assert factor.group_shape == (3, 4) and factor.index.shape == (12, 3)
+            assert factor._group_shape == (3, 4) and factor._index.shape == (12, 3)
         else:
             for i, j in np.ndindex(3, 4):
                 fg.add(fm.Imply([rows[i, 0], columns[j], one]))
@@ -51,17 +51,17 @@ def test_shapes_are_broadcast():
 
 def test_a_list_is_one_factor():
     u = fm.FactorGraph().variable((2, 3))
-    assert fm.Imply([u[0], u[1]]).index.shape == (1, 6)
-    assert fm.Imply(u[0], u[1]).index.shape == (3, 2)
+    assert fm.Imply([u[0], u[1]])._index.shape == (1, 6)
+    assert fm.Imply(u[0], u[1])._index.shape == (3, 2)
 
 
 @pytest.mark.parametrize("kind", LOGIC)
 def test_the_axis_may_come_second(kind):
     u = fm.FactorGraph().variable((2, 3))
     make = getattr(fm, kind)
-    np.testing.assert_array_equal(make(u, 0).index, make(u, axis=0).index)
-    np.testing.assert_array_equal(make(u, (0, 1)).index, make(u, axis=(0, 1)).index)
-    np.testing.assert_array_equal(make(u, None).index, make(u).index)
+    np.testing.assert_array_equal(make(u, 0)._index, make(u, axis=0)._index)
+    np.testing.assert_array_equal(make(u, (0, 1))._index, make(u, axis=(0, 1))._index)
+    np.testing.assert_array_equal(make(u, None)._index, make(u)._index)
 
 
 @pytest.mark.parametrize(

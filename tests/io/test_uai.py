@@ -19,17 +19,17 @@ from factormax.io import UAIError, UAIModel, read_uai
 def graph_score(model: UAIModel, x: np.ndarray) -> float:
     """The objective of the graph at 0/1 values, −inf where a factor forbids them."""
     fg = model.graph
-    total = model.offset + float(np.asarray(fg.tensors[0].scores, np.float64) @ x)
-    for factor in fg.factors:
+    total = model.offset + float(np.asarray(fg._tensors[0].scores, np.float64) @ x)
+    for factor in fg._factors:
         if factor.kind == "Table":
             groups = [g.index for g in factor._given]
             if any(x[g].sum() != 1 for g in groups):
                 return -math.inf
-            total += float(factor.score_parts[0].given[tuple(int(x[g].argmax()) for g in groups)])
+            total += float(factor._score_parts[0].given[tuple(int(x[g].argmax()) for g in groups)])
             continue
-        literals = x[factor.index]
-        if factor.negated is not None:
-            literals = np.where(factor.negated, 1 - literals, literals)
+        literals = x[factor._index]
+        if factor._negated is not None:
+            literals = np.where(factor._negated, 1 - literals, literals)
         if factor.kind == "Pair":
             total += float(factor.scores @ literals.prod(axis=1))
         elif not all(MEANING[factor.kind](tuple(row), {}) for row in literals.astype(int)):
@@ -98,7 +98,7 @@ def test_binary_pairwise_models_need_no_tables(tmp_path, seed):
         assert all(tables.score(x) == -math.inf for x in tables.assignments())
         return
     assert model.variable.size <= 6
-    kinds = {factor.kind for factor in model.graph.factors}
+    kinds = {factor.kind for factor in model.graph._factors}
     assert kinds <= {"Pair", "Or", "Imply", "AtMostOne", "Xor"}
     assert zeros or kinds <= {"Pair"}
     check_everywhere(model, tables, {})
@@ -123,7 +123,7 @@ def test_zeros_become_logic(tmp_path, zeros, kinds):
         table[place] = 0
     tables = Tables([2, 2], [(0, 1)], [table])
     model = read_uai(tables.write(tmp_path / "model.uai"))
-    assert [factor.kind for factor in model.graph.factors] == kinds
+    assert [factor.kind for factor in model.graph._factors] == kinds
     check_everywhere(model, tables, {})
 
 
@@ -155,7 +155,7 @@ def test_a_tree_is_solved_by_the_relaxation(tmp_path):
     model = read_uai(tables.write(tmp_path / "tree.uai"))
     # 1 has three states; its neighbours are one-hot too; 3 and 4 form a pair.
     assert model.sizes == [2, 3, 2, 2, 1]
-    assert sorted(f.kind for f in model.graph.factors) == ["Pair", "Table", "Table", "Table"]
+    assert sorted(f.kind for f in model.graph._factors) == ["Pair", "Table", "Table", "Table"]
     solution = model.graph.solve_map(on_failure="raise")
     best = max(map(tables.score, tables.assignments()))
     assert solution.integral
@@ -188,7 +188,7 @@ def test_everything_observed(tmp_path):
 def test_dtype(tmp_path):
     path = random_tables(np.random.default_rng(0), zeros=0).write(tmp_path / "model.uai")
     model = read_uai(path, dtype=np.float32)
-    assert model.graph.tensors[0].scores.dtype == np.float32
+    assert model.graph._tensors[0].scores.dtype == np.float32
     model.graph.solve(on_failure="raise")
     assert model.variable.value.dtype == np.float32
 
@@ -409,7 +409,7 @@ def test_binary_grids_are_solved(real):
     assert len(paths) == 23
     for path in paths:
         model = read_uai(path)
-        assert {factor.kind for factor in model.graph.factors} == {"Pair"}
+        assert {factor.kind for factor in model.graph._factors} == {"Pair"}
         assert model.graph.solve().converged, path.name
 
 

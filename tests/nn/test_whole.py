@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import factormax as fm  # noqa: E402
 import factormax.nn as fnn  # noqa: E402
-from factormax import engine  # noqa: E402
+from factormax import _engines  # noqa: E402
 from factormax.queries import whole  # noqa: E402
 
 from .cases import every_case  # noqa: E402
@@ -67,13 +67,13 @@ def test_repeated_words(dtype):
 
 
 def test_only_what_is_fractional_is_solved_again(monkeypatch):
-    sizes, solve = [], engine.solve
+    sizes, solve = [], _engines.solve
 
-    def spy(wiring, numbers, *arguments):
-        sizes.append(len(numbers.eta_u))
-        return solve(wiring, numbers, *arguments)
+    def spy(inputs, *arguments):
+        sizes.append(inputs.batch)
+        return solve(inputs, *arguments)
 
-    monkeypatch.setattr(engine, "solve", spy)
+    monkeypatch.setattr(_engines, "solve", spy)
     scores = torch.tensor([[3.0, 1, 2, 0], [1, 1, 1, 0], [4, 3, 2, 1], [0, 2, 2, 2]])
     layer = fnn.KSubset(2)
     expected = torch.tensor([[1.0, 0, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]])

@@ -3,14 +3,12 @@
 import numpy as np
 
 import factormax as fm
-from factormax._numpy import Solve
+from factormax._fronts.numpy import start
 
 
 def prepared(fg):
-    """The wiring and numbers of a graph, as the queries take them."""
-    scores = [t.scores for t in fg.tensors]
-    task = Solve(fg, scores, [p.given for p in fg.score_parts()], np.float64)
-    return task.wiring, task.numbers
+    """The inputs of a graph, as the queries take them."""
+    return start(fg).inputs
 
 
 def dense_pairs(seed, n=40):

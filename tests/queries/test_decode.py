@@ -335,7 +335,7 @@ def test_a_batch_is_a_loop():
             assert solution.objective[at] == single.objective
             for a, b in zip(batch.structured, alone.structured, strict=True):
                 np.testing.assert_array_equal(a.structures[at], b.structures)
-                if b.score_parts:
+                if b._score_parts:
                     np.testing.assert_array_equal(a.value[at], b.value)
 
 
@@ -488,10 +488,10 @@ def test_one_node_beats_flips(name):
     """One variable at a time, from all off, while that improves."""
     for seed in range(3):
         fg = HARD[name](seed)
-        pair = fg.factors[0]
-        eta = np.concatenate([t.scores.reshape(-1) for t in fg.tensors])
+        pair = fg._factors[0]
+        eta = np.concatenate([t.scores.reshape(-1) for t in fg._tensors])
         weight = np.zeros((len(eta), len(eta)))
-        weight[tuple(pair.index.T)] = np.asarray(pair.score_parts[0].given).reshape(-1)
+        weight[tuple(pair._index.T)] = np.asarray(pair._score_parts[0].given).reshape(-1)
         weight += weight.T
         x, flips = np.zeros(len(eta)), 0.0
         while (gain := (1 - 2 * x) * (eta + weight @ x)).max() > 1e-9:
@@ -505,7 +505,7 @@ class Clock:
 
     def __init__(self, monkeypatch, tick):
         self.now, self.tick = 0.0, tick
-        for module in ("engine", "queries.decode", "queries.elimination"):
+        for module in ("_engines.cpu", "queries.decode", "queries.elimination"):
             monkeypatch.setattr(f"factormax.{module}.time", self)
 
     def monotonic(self):
@@ -541,15 +541,16 @@ def test_the_time_limit_ends_the_search(monkeypatch):
 def test_a_relaxation_stops_at_its_deadline():
     from time import monotonic
 
-    from factormax import engine
+    from factormax import _engines
+    from factormax._options import Options
 
-    wiring, numbers = prepared(dense_pairs(0))
-    options = engine.Options(linear=True)
-    whole = engine.solve(wiring, numbers, options)
-    late = engine.solve(wiring, numbers, replace(options, deadline=monotonic() - 1))
+    inputs = prepared(dense_pairs(0))
+    options = Options(linear=True)
+    whole = _engines.solve(inputs, options)
+    late = _engines.solve(inputs, replace(options, deadline=monotonic() - 1))
     assert late.iterations[0] < whole.iterations[0]
     assert late.upper_bound[0] >= whole.objective[0]
-    early = engine.solve(wiring, numbers, replace(options, deadline=monotonic() + 1000))
+    early = _engines.solve(inputs, replace(options, deadline=monotonic() + 1000))
     assert early.iterations[0] == whole.iterations[0]
 
 
@@ -557,16 +558,16 @@ def test_elimination_that_takes_too_long_is_not_begun(monkeypatch):
     """And it is given up when the time is up in the middle."""
     from factormax.queries import elimination
 
-    wiring, numbers = prepared(grid(0, 12))
-    exact = elimination.best_by_elimination(wiring, numbers)
+    inputs = prepared(grid(0, 12))
+    exact = elimination.best_by_elimination(inputs)
     assert exact is not None
     monkeypatch.setattr(elimination, "_tables", lambda *_: pytest.fail("begun"))
     clock = Clock(monkeypatch, 1e-6)
-    assert elimination.best_by_elimination(wiring, numbers, clock.now + 1e-5) is None
+    assert elimination.best_by_elimination(inputs, clock.now + 1e-5) is None
     monkeypatch.undo()
     clock = Clock(monkeypatch, 1.0)
-    assert elimination.best_by_elimination(wiring, numbers, clock.now + 10) is None
-    found = elimination.best_by_elimination(wiring, numbers, clock.now + 1000)
+    assert elimination.best_by_elimination(inputs, clock.now + 10) is None
+    found = elimination.best_by_elimination(inputs, clock.now + 1000)
     np.testing.assert_array_equal(found, exact)
 
 

@@ -14,23 +14,23 @@ from factormax.queries.local_search import LocalSearch
 EXACT = 1e-9
 
 
-def value_of(wiring, numbers, x):
+def value_of(inputs, x):
     """The score of an assignment, -inf if it is not feasible."""
     x = np.asarray(x, dtype=np.float64)[None]
-    checked = check_assignment(wiring, numbers, x)
-    return float(score_assignment(numbers, x, checked)[0]) if checked.feasible[0] else -np.inf
+    checked = check_assignment(inputs, x)
+    return float(score_assignment(inputs, x, checked)[0]) if checked.feasible[0] else -np.inf
 
 
-def one_flip(wiring, numbers, x):
+def one_flip(inputs, x):
     """Where no single flip improves."""
-    x, value = np.array(x, dtype=np.float64), value_of(wiring, numbers, x)
+    x, value = np.array(x, dtype=np.float64), value_of(inputs, x)
     improved = value > -np.inf
     while improved:
         improved = False
         for j in range(len(x)):
             x[j] = 1 - x[j]
-            there = value_of(wiring, numbers, x)
-            absent = numbers.eta_u[0, j] == -np.inf
+            there = value_of(inputs, x)
+            absent = inputs.eta_u[0, j] == -np.inf
             if there > value + 1e-12 and not absent:
                 value, improved = there, True
             else:
@@ -38,9 +38,9 @@ def one_flip(wiring, numbers, x):
     return value
 
 
-def found_from(search, wiring, numbers, x, passes=500, **options):
+def found_from(search, inputs, x, passes=500, **options):
     values = [
-        value_of(wiring, numbers, y) for y in search.improve(x, passes * search.size, **options)
+        value_of(inputs, y) for y in search.improve(x, passes * search.size, **options)
     ]
     return max(values)
 
@@ -55,16 +55,16 @@ def test_no_worse_than_flips(name):
         best, structures = best_of(mixture.problem())
         if best == -np.inf:
             continue
-        wiring, numbers = prepared(mixture.built().fg)
-        search = LocalSearch(wiring.for_one_instance(), numbers)
+        inputs = prepared(mixture.built().fg)
+        search = LocalSearch(inputs)
         slack = EXACT * (1 + abs(best))
         top = -np.inf
         for start in (np.zeros(mixture.n), structures[0], np.round(rng.random(mixture.n))):
-            found = found_from(search, wiring, numbers, start)
+            found = found_from(search, inputs, start)
             assert found <= best + slack
-            assert found >= value_of(wiring, numbers, start) - slack
+            assert found >= value_of(inputs, start) - slack
             top = max(top, found)
-        assert top >= one_flip(wiring, numbers, np.zeros(mixture.n)) - slack
+        assert top >= one_flip(inputs, np.zeros(mixture.n)) - slack
         graphs += 1
         optima += top >= best - slack
     assert optima >= (0.8 if "structures" in name else 0.95) * graphs
@@ -87,8 +87,8 @@ def test_literals_of_pairs():
             first, second = (~u[i] if n else u[i] for i, n in zip(pair, negated, strict=True))
             fg.add(fm.Pair(first, second, score))
             scores = scores + score * (possible[:, pair] ^ negated).all(axis=1)
-        wiring, numbers = prepared(fg)
-        found = found_from(LocalSearch(wiring, numbers), wiring, numbers, np.zeros(10))
+        inputs = prepared(fg)
+        found = found_from(LocalSearch(inputs), inputs, np.zeros(10))
         assert found == pytest.approx(scores.max(), abs=1e-9)
 
 
@@ -102,8 +102,8 @@ def test_tables_that_forbid():
             scores[rng.random(scores.shape) < 0.3] = -np.inf
             fg.add(fm.Table([groups[g] for g in scope], scores))
         exact = fg.decode(on_failure="ignore")
-        wiring, numbers = prepared(fg)
-        found = found_from(LocalSearch(wiring, numbers), wiring, numbers, np.zeros(11))
+        inputs = prepared(fg)
+        found = found_from(LocalSearch(inputs), inputs, np.zeros(11))
         if exact.status is fm.Status.INFEASIBLE:
             assert found == -np.inf
         else:
@@ -120,8 +120,8 @@ def test_absent_variables_stay_off():
     u = fg.variable_from(scores, mask=mask)
     fg.add(fm.Xor(u, axis=1))
     fg.add(fm.AtMostOne(u, axis=0))
-    wiring, numbers = prepared(fg)
-    for x in LocalSearch(wiring, numbers).improve(np.ones(20), 10_000):
+    inputs = prepared(fg)
+    for x in LocalSearch(inputs).improve(np.ones(20), 10_000):
         x = x.reshape(4, 5)
         assert not x[1, 2] and not x[3, 0] and not x[0, 1]
         assert (x.sum(axis=1) == 1).all() and (x.sum(axis=0) <= 1).all()
@@ -138,31 +138,31 @@ def test_matchings_are_mended():
         u = fg.variable_from(-cost)
         fg.add(fm.Xor(u, axis=1))
         fg.add(fm.Xor(u, axis=0))
-        wiring, numbers = prepared(fg)
-        found = found_from(LocalSearch(wiring, numbers), wiring, numbers, np.zeros(144))
+        inputs = prepared(fg)
+        found = found_from(LocalSearch(inputs), inputs, np.zeros(144))
         assert found >= -cost[i, j].sum() - 0.05 * np.abs(cost[i, j]).sum()
 
 
 def test_the_same_work_gives_the_same():
-    wiring, numbers = prepared(dense_pairs(0, 30))
-    search = LocalSearch(wiring, numbers)
+    inputs = prepared(dense_pairs(0, 30))
+    search = LocalSearch(inputs)
     answers = [
         next(iter(s.improve(np.zeros(30), 200_000, seed=3)))
-        for s in (search, search, LocalSearch(wiring, numbers))
+        for s in (search, search, LocalSearch(inputs))
     ]
     np.testing.assert_array_equal(answers[0], answers[1])
     np.testing.assert_array_equal(answers[0], answers[2])
 
 
 def test_it_stops_when_told():
-    wiring, numbers = prepared(dense_pairs(0, 30))
+    inputs = prepared(dense_pairs(0, 30))
     asked = []
 
     def over():
         asked.append(None)
         return len(asked) == 2
 
-    list(LocalSearch(wiring, numbers).improve(np.zeros(30), 10**12, over=over))
+    list(LocalSearch(inputs).improve(np.zeros(30), 10**12, over=over))
     assert len(asked) == 2
 
 

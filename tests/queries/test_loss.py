@@ -427,12 +427,12 @@ def test_a_known_part_without_completion():
     fg.add(fm.Xor(u))
     y = np.zeros((2, 2, 3))
     y[1, 0, :2] = 1
-    with pytest.raises(fm.GraphError, match=r"known part of the target of instance \(1, 0\)"):
+    with pytest.raises(fm.GraphError, match=r"known entries of the target of instance \(1, 0\)"):
         fg.loss({u: y}, mask=np.array([True, True, False]))
     fg = fm.FactorGraph()
     u = fg.variable_from(np.zeros(3))
     fg.add(fm.Xor(u))
-    with pytest.raises(fm.GraphError, match="known part of the target satisfies the factors under"):
+    with pytest.raises(fm.GraphError, match="No completion of the known entries of the target satisfies every"):
         fg.loss({u: np.array([1, 1, 0])}, "hinge", mask=np.array([True, True, False]))
 
 
@@ -738,8 +738,8 @@ def test_a_variable_that_is_masked_everywhere_needs_no_target():
     ("options", "error", "message"),
     [
         ({"kind": "logistic"}, ValueError, "kind must be one of"),
-        ({"cost": 1.0}, ValueError, r'cost is of kind="hinge"'),
-        ({"kind": "perceptron", "cost": 1.0}, ValueError, r'cost is of kind="hinge"'),
+        ({"cost": 1.0}, ValueError, r'cost is only for kind="hinge"'),
+        ({"kind": "perceptron", "cost": 1.0}, ValueError, r'cost is only for kind="hinge"'),
         ({"kind": "hinge", "cost": np.nan}, ValueError, "cost of u must be made of finite"),
         ({"kind": "hinge", "cost": [1.0, np.inf, 0]}, ValueError, "cost of u must be made of fin"),
         ({"kind": "hinge", "cost": np.ones(4)}, fm.ShapeError, r"cost of u must have shape \(3,\)"),

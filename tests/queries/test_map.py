@@ -482,7 +482,7 @@ def test_structured_factors_that_share_nothing_take_one_pass():
     fg.add(fm.SequenceBudget(v, 0.5, 3))
     solution = fg.solve_map()
     assert (solution.iterations == 1).all() and solution.integral.all()
-    np.testing.assert_array_equal(w.value, w.graph.tensors[2].scores > 0)
+    np.testing.assert_array_equal(w.value, w.graph._tensors[2].scores > 0)
 
 
 @pytest.mark.parametrize("kind", [k for k in ALL if k not in ("Knapsack", "Pair")])
@@ -629,7 +629,7 @@ def test_the_gradient_of_the_value_is_the_answer(name):
     out = solution.vjp(objective=1.0)
     np.testing.assert_array_equal(out[answer.u], answer.u.value)
     for factor in [*answer.structured, *answer.pairs]:
-        if factor.score_parts:
+        if factor._score_parts:
             np.testing.assert_array_equal(out[factor], factor.value)
     np.testing.assert_array_equal(solution.vjp(objective=-2.0)[answer.u], -2 * answer.u.value)
 

@@ -165,7 +165,7 @@ def test_straight_through_hands_the_gradient_on(name):
     rng = np.random.default_rng(7)
     answer = MIXTURES[name].drawn(rng).built()
     solution = answer.fg.solve_map(surrogate="straight-through")
-    factors = [f for f in [*answer.structured, *answer.pairs] if f.score_parts]
+    factors = [f for f in [*answer.structured, *answer.pairs] if f._score_parts]
     grads = {answer.u: rng.normal(size=answer.mixture.n)}
     grads |= {f: rng.normal(size=np.shape(f.value)) for f in factors}
     out = solution.vjp(grads)
@@ -186,7 +186,7 @@ def test_the_true_gradient_is_zero(name):
     rng = np.random.default_rng(8)
     answer = MIXTURES[name].drawn(rng).built()
     solution = answer.fg.solve_map()
-    factors = [f for f in [*answer.structured, *answer.pairs] if f.score_parts]
+    factors = [f for f in [*answer.structured, *answer.pairs] if f._score_parts]
     grads = {answer.u: rng.normal(size=answer.mixture.n)}
     grads |= {f: rng.normal(size=np.shape(f.value)) for f in factors}
     for grad in solution.vjp(grads).values():

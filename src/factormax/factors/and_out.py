@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from factormax.factors.base import Group, RowBlocks
+from factormax.factors.base import Row
 from factormax.factors.or_out import OrOut
 
 __all__ = ["AndOut"]
@@ -25,6 +23,9 @@ class AndOut(OrOut):
     """
 
     @classmethod
-    def lower(cls, group: Group) -> RowBlocks:
+    def rows(cls, d: int) -> list[Row]:
         """The rows of `OrOut` over the negated literals."""
-        return super().lower(replace(group, negated=~group.negated))
+        last = Row([1.0] * (d - 1) + [-1.0], d - 2.0, equality=d == 2)
+        if d == 2:
+            return [last]
+        return [Row([-1.0, 1.0], 0.0, literals=[i, d - 1]) for i in range(d - 1)] + [last]

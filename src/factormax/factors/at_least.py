@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from factormax.arrays import FloatArray
-from factormax.factors.base import Group
+from factormax.factors.base import Row
 from factormax.factors.counting import CountingFactor
 
 __all__ = ["AtLeast"]
@@ -26,11 +23,6 @@ class AtLeast(CountingFactor):
     """
 
     @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """A lower bound, as an upper bound of the negative."""
-        return np.full((1, 1, 1), -1.0)
-
-    @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """The negative of the count."""
-        return -super().bound(group)
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is at least the count."""
+        return [Row([-1.0] * d, -1.0, bound_param=0)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from factormax.arrays import FloatArray
-from factormax.factors.base import ONE, Group, LinearFactor
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["AtMostOne"]
 
 
-class AtMostOne(LinearFactor):
+class AtMostOne(RowFactor):
     r"""At most one of the variables is on: $\sum_i \mu_i \le 1$.
 
     Args:
@@ -19,7 +18,9 @@ class AtMostOne(LinearFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
+    fixed_rows = 1
+
     @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """At most 1."""
-        return ONE
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is at most 1."""
+        return [Row([1.0] * d, 1.0)]

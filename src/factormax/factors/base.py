@@ -1,16 +1,13 @@
 """What a factor is made of, and how it says so.
 
-A factor object records which variables it sees (`index`, a `(k, d)` array: k factors of the same
-kind over d literals each) and its parameters. Its class knows how such a group becomes rows of the
-compact dual (`lower`); the solvers see only those.
+A factor object stands for k factors of one kind over d literals each: it records which variables it
+sees (`parts`) and its parameters. A factor made of linear rows says in `rows` what they are, and
+that is all that the solvers see of it; structured factors have a MAP oracle instead.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
@@ -18,56 +15,24 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import Array, FloatArray, IndexArray, is_tracing, spread
+from factormax import _core
+from factormax._core import BlockKind, Row
+from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.scores import Scores
+from factormax.scope import AnyPart, ListedPart, parts_index, parts_negated
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = [
-    "BAND",
-    "EQUALITY",
-    "INEQUALITY",
-    "ONE",
-    "OR_OUT",
-    "ROW",
-    "BaseFactor",
-    "Group",
-    "LinearFactor",
-    "RowBlocks",
-]
-
-INEQUALITY, EQUALITY = 1, 2  # RowKind of the core
-ROW, OR_OUT, BAND = 0, 1, 2  # BlockKind of the core
+__all__ = ["BaseFactor", "BoolArray", "Param", "Row", "RowFactor", "check_whole"]
 
 BoolArray = npt.NDArray[np.bool_]
-
-ONE: FloatArray = np.ones((1, 1))  # the same for every factor of every instance
-ONE.setflags(write=False)
+Param = float | FloatArray  # one number for all, or (1 | B, k) or (1 | B, k * d)
 
 _NUMBERS = count()  # that tell classes of one name apart
-
-
-@dataclass(eq=False)
-class Group:
-    """k factors of one kind over d literals each, for a batch of instances.
-
-    A leading dimension of 1 stands for "the same in every instance".
-    """
-
-    negated: BoolArray  # (k, d)
-    params: tuple[FloatArray, ...]  # each (1 | B, k) or (1 | B, k, d)
-
-
-@dataclass(eq=False)
-class RowBlocks:
-    """The numbers of k blocks of r sparse rows each, over the columns of `BaseFactor.columns`."""
-
-    coef: FloatArray  # (1 | B, k, sum of lengths)
-    rhs: FloatArray  # (1 | B, k, r)
 
 
 class BaseFactor:
@@ -75,17 +40,13 @@ class BaseFactor:
 
     Attributes:
         graph: the graph of its variables.
-        index: `(k, d)`, the variables of each of the k factors that the object stands for.
-        negated: `(k, d)`, or None if no variable is negated.
     """
 
     #: All classes by the name under which a compiled graph finds them; it keeps none alive.
-    registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
-    registered: ClassVar[str] = "BaseFactor"
-    #: Shapes of the parameters: "factor" is one number a factor, "literal" one a variable.
+    _registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
+    _registered: ClassVar[str] = "BaseFactor"
+    #: Shapes of the parameters: "factor" is one number per factor, "literal" one per variable.
     param_shapes: ClassVar[tuple[str, ...]] = ()
-    #: What the rows of one factor are to the core.
-    block_kind: ClassVar[int] = ROW
     #: Whether it is a pair with a score: a soft row, which the core makes itself.
     soft: ClassVar[bool] = False
     #: Whether it has a MAP oracle instead of rows: see `factormax.factors.structured`.
@@ -94,18 +55,29 @@ class BaseFactor:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         name = cls.__name__
-        if name in BaseFactor.registry:  # another one of that name: tell them apart
+        if name in BaseFactor._registry:  # another one of that name: tell them apart
             name = f"{cls.__module__}.{cls.__qualname__}.{next(_NUMBERS)}"
-        cls.registered = name
-        BaseFactor.registry[name] = cls
+        cls._registered = name
+        BaseFactor._registry[name] = cls
 
     graph: FactorGraph
-    index: IndexArray
-    negated: BoolArray | None
-    group_shape: tuple[int, ...]
-    params: tuple[FloatArray, ...] = ()  # each (1 | B, k) or (1 | B, k * d)
-    added: bool = False  # to its graph
-    score_parts: tuple[Scores, ...] = ()  # its own scores
+    _scope: tuple[AnyPart, ...]  # the variables of each of the k factors, part beside part
+    _count: int  # k
+    _size: int  # d, how many variables each has
+    _group_shape: tuple[int, ...]  # that `axis` leaves, of which k is the size
+    _params: tuple[Param, ...] = ()
+    _added: bool = False  # to its graph
+    _score_parts: tuple[Scores, ...] = ()  # its own scores
+
+    @property
+    def _index(self) -> IndexArray:
+        """`(k, d)`, the variables of each factor."""
+        return parts_index(self._scope)
+
+    @property
+    def _negated(self) -> BoolArray | None:
+        """`(k, d)`, or None if no variable is negated."""
+        return parts_negated(self._scope)  # type: ignore[no-any-return]
 
     def _take(
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
@@ -113,7 +85,7 @@ class BaseFactor:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
         several = isinstance(variables, (list, tuple))
         given: list[Any] = list(variables) if several else [variables]
-        self._given = given
+        self._given, self._listed = given, several
         if not given:
             raise GraphError(f"{self.kind}: the list of variables is empty.")
         for u in given:
@@ -122,31 +94,35 @@ class BaseFactor:
                     f"{self.kind} takes a variable of a FactorGraph or a list of them, "
                     f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
                 )
-            if u.graph is not given[0].graph:
-                raise GraphError(f"{self.name}: the variables belong to different graphs.")
-        self._listed = several
-        self.graph = given[0].graph
         if axis is None:
-            parts = [u.index.reshape(1, -1) for u in given]
-            self.group_shape = ()
+            parts = [u.part(tuple(range(len(u.shape)))) for u in given]
+            shape: tuple[int, ...] = ()
         else:
-            parts = [self._rows_along(u, axis) for u in given]
-            self.group_shape = _drop_axes(given[0].index.shape, axis)
-            if any(_drop_axes(u.index.shape, axis) != self.group_shape for u in given[1:]):
+            axes = [self._last_axes(u, axis) for u in given]
+            left = [_left(u.shape, last) for u, last in zip(given, axes, strict=True)]
+            shape = left[0]
+            if any([other != shape for other in left[1:]]):
                 raise ShapeError(
                     f"{self.name}: with axis={axis} the variables must agree in shape but for "
                     f"that axis, got {[u.shape for u in given]}."
                 )
-        self.index = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        self.negated = None
-        if any(u.negated for u in given):
-            flags = [np.full(p.shape, u.negated) for u, p in zip(given, parts, strict=True)]
-            self.negated = np.concatenate(flags, axis=1)
-        if self.index.shape[1] == 0 and self.index.shape[0] > 0:
+            parts = [u.part(last) for u, last in zip(given, axes, strict=True)]
+        self._keep(parts, shape, len(given) == 1 and given[0].distinct)
+
+    def _keep(self, parts: list[AnyPart], group_shape: tuple[int, ...], distinct: bool) -> None:
+        """Keeps the parts of its variables, and tells the graph of the factor."""
+        given = self._given
+        self.graph = given[0].graph
+        if any([u.graph is not self.graph for u in given]):
+            raise GraphError(f"{self.name}: the variables belong to different graphs.")
+        self._scope, self._group_shape = tuple(parts), group_shape
+        self._count = parts[0].count
+        self._size = sum([p.size for p in parts])
+        if self._size == 0 and self._count > 0:
             raise GraphError(f"{self.name}: there is no variable in it.")
-        if len(given) > 1 or not given[0].distinct:
+        if not distinct:
             self._check_distinct()
-        self.graph.made.append(self)
+        self.graph._made.append(self)
 
     def _take_side_by_side(
         self,
@@ -162,8 +138,7 @@ class BaseFactor:
             self._take(variables, axis)
             return
         given: list[Any] = [variables, *others]
-        self._given = given
-        self._listed = False
+        self._given, self._listed = given, False
         for u in given:
             if not isinstance(u, Variable):
                 raise GraphError(
@@ -171,23 +146,13 @@ class BaseFactor:
                     f"one list of them, which is one factor; got {type(u).__name__} among "
                     f"{len(given)} arguments."
                 )
-            if u.graph is not given[0].graph:
-                raise GraphError(f"{self.name}: the variables belong to different graphs.")
         if axis is not None:
             raise GraphError(
                 f"{self.name}: axis={axis} is for one variable or a list of them. Variables side "
                 f"by side make one factor for each position."
             )
-        self.graph = given[0].graph
-        self.group_shape = self._common_shape(given)
-        columns = [np.broadcast_to(u.index, self.group_shape).reshape(-1) for u in given]
-        self.index = np.stack(columns, axis=1)
-        self.negated = None
-        if any(u.negated for u in given):
-            flags = [np.full(c.shape, u.negated) for u, c in zip(given, columns, strict=True)]
-            self.negated = np.stack(flags, axis=1)
-        self._check_distinct()
-        self.graph.made.append(self)
+        shape = self._common_shape(given)
+        self._keep([_column(u, shape) for u in given], shape, distinct=False)
 
     def _check_axis(self, axis: Any) -> None:
         axes = axis if isinstance(axis, tuple) else (axis,)
@@ -212,16 +177,9 @@ class BaseFactor:
             )
         return common
 
-    def _rows_along(self, u: Variable, axis: int | tuple[int, ...]) -> IndexArray:
-        """The index of `u` as `(k, d)`: the axes of `axis` flattened last."""
-        last = self._last_axes(u, axis)
-        if u.keys or u.index.size > _REMEMBERED or is_tracing():
-            return axes_last(u.index, last)
-        return _whole_axes_last(u.start, u.shape, last)
-
     def _last_axes(self, u: Variable, axis: int | tuple[int, ...]) -> tuple[int, ...]:
         """The axes of `u` that `axis` names, from 0."""
-        ndim = u.index.ndim
+        ndim = u.ndim
         axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
         for a in axes:
             if not isinstance(a, (int, np.integer)) or not -ndim <= a < ndim:
@@ -237,17 +195,17 @@ class BaseFactor:
     def _check_distinct(self) -> None:
         if is_tracing():
             return  # the compiled graph checks again
-        twice = repeated_variable(self.index)
+        twice = repeated_variable(self._index)
         if twice is not None:
             raise GraphError(
-                f"{self.name}: {self.graph.scalar_name(twice)} is in it twice. "
+                f"{self.name}: {self.graph._scalar_name(twice)} is in it twice. "
                 f"List every variable once."
             )
 
     @property
-    def complete(self) -> bool:
+    def _complete(self) -> bool:
         """Whether it was built without an error."""
-        return len(self.params) == len(self.param_shapes)
+        return len(self._params) == len(self.param_shapes)
 
     @property
     def kind(self) -> str:
@@ -270,9 +228,9 @@ class BaseFactor:
         Raises:
             GraphError: if the factor has no scores, or before any query.
         """
-        if not self.score_parts:
+        if not self._score_parts:
             raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
-        return self.graph.factor_value_of(self.score_parts[0])
+        return self.graph._factor_value_of(self._score_parts[0])
 
     @property
     def structures(self) -> Array:
@@ -288,88 +246,40 @@ class BaseFactor:
         return self.structures
 
     @property
-    def spec(self) -> str:
-        """What a `Wiring` says of the factor."""
-        k, d = self.index.shape
-        flags = "".join(["s" if p.shape[0] == 1 else "b" for p in self.params])
-        return f"{self.registered},{k},{d},{flags}"
-
-    @property
-    def literals(self) -> IndexArray:
-        """`(k * d,)`: 2 * variable, and 1 more if it is negated."""
-        doubled = self.index * 2
-        return (doubled if self.negated is None else doubled + self.negated).reshape(-1)
-
-    def _set_params(self, *params: FloatArray) -> None:
-        """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
-        if not is_tracing():
-            self.check_params(params, self.index.shape[1], self.name)
-        self.params = params
-
-    @classmethod
-    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
-        """Raises unless the parameters of factors over d variables make sense."""
-
-    @classmethod
-    def row_lengths(cls, d: int) -> list[int]:
-        """The number of entries of each row of one factor over d variables."""
-        return [d]
-
-    @classmethod
-    def row_kinds(cls, d: int) -> list[int]:
-        """The kind of each row of one factor over d variables."""
-        return [INEQUALITY]
-
-    @classmethod
-    def columns(cls, index: IndexArray) -> IndexArray:
-        """The variable of each entry of the rows of k factors, `(k, sum of lengths)`."""
-        return index
-
-    @classmethod
-    def lower(cls, group: Group) -> RowBlocks:
-        """The coefficients and right-hand sides of a group of such factors."""
+    def _key(self) -> tuple[Any, ...]:
+        """What tells it from other factors, numbers aside: graphs are looked up by it."""
         raise NotImplementedError
 
+    def _group(self) -> _core.Group:
+        """The factor as the core takes it."""
+        raise NotImplementedError
 
-_REMEMBERED = 4096  # variables, of a tensor whose index is
+    def _set_params(self, *params: Param) -> None:
+        """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
+        if not is_tracing():
+            self.check_params(params, self._size, self.name)
+        self._params = params
 
-
-def axes_last(index: IndexArray, last: tuple[int, ...]) -> IndexArray:
-    """As `(k, d)`, with the axes `last` flattened to the second."""
-    first = [a for a in range(index.ndim) if a not in last]
-    rows = math.prod([index.shape[a] for a in first])
-    size = math.prod([index.shape[a] for a in last])
-    return np.asarray(index.transpose([*first, *last]).reshape(rows, size))
-
-
-@lru_cache(maxsize=256)
-def _whole_axes_last(start: int, shape: tuple[int, ...], last: tuple[int, ...]) -> IndexArray:
-    """The same of a whole tensor. Graphs are built again and again in training: remembered."""
-    index = axes_last(np.arange(start, start + math.prod(shape)).reshape(shape), last)
-    index.setflags(write=False)
-    return index
+    @classmethod
+    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+        """Raises unless the parameters of factors over d variables make sense."""
 
 
-def repeated_variable(index: IndexArray) -> int | None:
-    """A variable that a row of `index` holds twice, if there is one."""
-    ordered = np.sort(index, axis=1)
-    repeated = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
-    return int(ordered[tuple(repeated[0])]) if len(repeated) else None
+class RowFactor(BaseFactor):
+    """A factor made of linear rows over its literals; subclasses say which, in `rows`.
 
-
-def _drop_axes(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    drop = {a % len(shape) for a in axes}
-    return tuple(s for i, s in enumerate(shape) if i not in drop)
-
-
-class LinearFactor(BaseFactor):
-    """A factor that is one linear row over its literals: `s · l <= c`, or `s · l = c`.
-
-    A literal l is a variable or its negation. Subclasses give `s` and `c`.
+    A literal is a variable or its negation: of negation the rows need not know.
     """
 
-    equality: ClassVar[bool] = False
+    #: What the rows of one factor are to the core: rows, or a block with a kernel of its own.
+    block_kind: ClassVar[BlockKind] = BlockKind.row
+    #: How many rows a factor has, if that does not depend on d: saves asking `rows`.
+    fixed_rows: ClassVar[int | None] = None
+    _rules: ClassVar[dict[int, _core.Rule]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._rules = {}
 
     def __init__(
         self,
@@ -380,54 +290,60 @@ class LinearFactor(BaseFactor):
         self._take_side_by_side(variables, others, axis)
 
     @classmethod
-    def row_kinds(cls, d: int) -> list[int]:
-        """An equation or an inequality."""
-        return [EQUALITY if cls.equality else INEQUALITY]
-
-    @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """`s`, broadcastable to `(1 | B, k, d)`."""
-        return ONE[None]
-
-    @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """`c`, `(1 | B, 1 | k)`."""
+    def rows(cls, d: int) -> list[Row]:
+        """The rows of one factor over d literals."""
         raise NotImplementedError
 
     @classmethod
-    def lower(cls, group: Group) -> RowBlocks:
-        """One row per factor. `l = 1 - mu` flips the sign of an entry and moves the bound."""
-        k, d = group.negated.shape
-        coef, c = cls.coefficients(group), cls.bound(group)
-        coef = spread(coef, (coef.shape[0], k, d))
-        if group.negated.any():
-            c = difference(c, coef * group.negated)
-            coef = np.where(group.negated, -coef, coef)
-        return RowBlocks(coef, spread(c, (len(c), k))[..., None])
+    def num_rows(cls, d: int) -> int:
+        """How many there are. d may be symbolic, while `torch.compile` traces."""
+        return len(cls.rows(int(d))) if cls.fixed_rows is None else cls.fixed_rows
+
+    @classmethod
+    def rule(cls, d: int) -> _core.Rule:
+        """The rows as the core takes them."""
+        found = cls._rules.get(d)
+        if found is None:
+            per_literal = [shape == "literal" for shape in cls.param_shapes]
+            found = _core.Rule(cls._registered, cls.block_kind, d, per_literal, cls.rows(d))
+            cls._rules[d] = found
+        return found
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        """What tells it from other factors, numbers aside."""
+        return self.rule(self._size), *[p.key for p in self._scope]
+
+    def _group(self) -> _core.Group:
+        """The factor as the core takes it."""
+        return _core.Group.rows(self.rule(self._size), [p.core() for p in self._scope])
 
 
-def difference(bound: FloatArray, terms: FloatArray) -> FloatArray:
-    """`bound`, `(1 | B, k)`, less the terms along the last axis; 0 where only rounding is left.
-
-    A bound that the negated literals meet exactly must not become one that nothing meets.
-    """
-    total = bound - np.sum(terms, axis=-1)
-    size = np.abs(bound) + np.sum(np.abs(terms), axis=-1)
-    rounded = np.isfinite(bound) & (np.abs(total) <= 8 * np.finfo(np.float64).eps * size)
-    return np.where(rounded, 0.0, total)
+def _left(shape: tuple[int, ...], last: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without these axes."""
+    return tuple([s for a, s in enumerate(shape) if a not in last])
 
 
-def last_negative(group: Group) -> FloatArray:
-    """Coefficients 1, and -1 for the last variable."""
-    d = group.negated.shape[1]
-    return np.where(np.arange(d) == d - 1, -1.0, 1.0)[None, None]
+def _column(u: Variable, shape: tuple[int, ...]) -> AnyPart:
+    """One variable for each place of the shape that `u` is broadcast to."""
+    if u.view is not None:
+        return u.view.spread(shape).part(u.negated, ())
+    return ListedPart(np.broadcast_to(2 * u.index + u.negated, shape).reshape(-1, 1))
 
 
-def check_whole(name: str, word: str, value: FloatArray) -> None:
+def repeated_variable(index: IndexArray) -> int | None:
+    """A variable that a row of `index` holds twice, if there is one."""
+    ordered = np.sort(index, axis=1)
+    repeated = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
+    return int(ordered[tuple(repeated[0])]) if len(repeated) else None
+
+
+def check_whole(name: str, word: str, value: Any) -> None:
     """Raises unless every number is whole and not negative."""
-    bad = ~(np.isfinite(value) & (value >= 0) & (value == np.floor(value)))
+    numbers = np.asarray(value)
+    bad = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)))
     if bad.any():
-        worst = value[bad].ravel()[0]
+        worst = numbers[bad].ravel()[0]
         rule = "at least 0" if worst < 0 else "a whole number"
         raise GraphError(f"{name}: {word} must be {rule}, got {_plain(worst)}.")
 

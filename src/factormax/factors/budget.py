@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from factormax.arrays import ArrayLike
+from factormax.factors.base import Row
 from factormax.factors.counting import CountingFactor
 from factormax.variable import Variable
 
@@ -34,3 +35,8 @@ class Budget(CountingFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(variables, budget, axis=axis)
+
+    @classmethod
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is at most the budget."""
+        return [Row([1.0] * d, 1.0, bound_param=0)]

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray
+from factormax.arrays import ArrayLike
 from factormax.errors import InfeasibleError
-from factormax.factors.base import Group, LinearFactor, check_whole
+from factormax.factors.base import Param, RowFactor, check_whole
 from factormax.factors.params import take_param
 from factormax.variable import Variable
 
 __all__ = ["CountingFactor"]
 
 
-class CountingFactor(LinearFactor):
-    """A bound on the number of variables that are on, one number a factor."""
+class CountingFactor(RowFactor):
+    """A bound on the number of variables that are on, one number per factor."""
 
     param_shapes = ("factor",)
+    fixed_rows = 1
     word = "count"
     needs_that_many = True
 
@@ -28,20 +29,18 @@ class CountingFactor(LinearFactor):
         count: ArrayLike,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(variables, axis=axis)
-        self._set_params(take_param(self, self.word, count, self.group_shape))
+        self._take(variables, axis)
+        self._set_params(take_param(self, self.word, count, self._group_shape))
 
     @classmethod
-    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the counts are whole, not negative, and can be met."""
-        (count,) = params
-        check_whole(name, cls.word, count)
-        if cls.needs_that_many and (count > d).any():
+        (given,) = params
+        if type(given) is float and 0 <= given <= d and given.is_integer():  # most often
+            return
+        check_whole(name, cls.word, given)
+        most = np.max(given, initial=0)
+        if cls.needs_that_many and most > d:
             raise InfeasibleError(
-                f"{name}: {cls.word} is {int(count.max())}, but there are only {d} variables."
+                f"{name}: {cls.word} is {int(most)}, but there are only {d} variables."
             )
-
-    @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """The count itself."""
-        return np.asarray(group.params[0])

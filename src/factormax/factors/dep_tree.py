@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from factormax._core import OracleKind
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.structured import PROJECTIVE_TREE, TREE, StructuredFactor
+from factormax.factors.structured import StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["DepTree"]
@@ -57,6 +58,6 @@ class DepTree(StructuredFactor):
                 f"the diagonal."
             )
         self.projective, self.single_root = bool(projective), bool(single_root)
-        self.oracle = PROJECTIVE_TREE if projective else TREE
-        self.oracle_shape = (words, int(self.single_root))
-        self.slots = words
+        self._oracle = OracleKind.projective_tree if projective else OracleKind.tree
+        self._oracle_shape = (words, int(self.single_root))
+        self._slots = words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from factormax.factors.base import Row
 from factormax.factors.counting import CountingFactor
 
 __all__ = ["Exactly"]
@@ -21,4 +22,7 @@ class Exactly(CountingFactor):
         InfeasibleError: if it is above the number of variables.
     """
 
-    equality = True
+    @classmethod
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is the count."""
+        return [Row([1.0] * d, 1.0, equality=True, bound_param=0)]

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from factormax._core import OracleKind
 from factormax.arrays import ArrayLike, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores, as_scores
-from factormax.factors.structured import CALLBACK, NO_STRUCTURE, StructuredFactor
+from factormax.factors.structured import NO_STRUCTURE, StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["Factor"]
@@ -106,9 +107,9 @@ class Factor(StructuredFactor):
     ) -> None:
         self._take_structured(u)
         if scores is not None:
-            self.score_parts = (self._own_scores(scores),)
-        self.oracle = CALLBACK
-        self.oracle_shape = (self.num_scores,)
+            self._score_parts = (self._own_scores(scores),)
+        self._oracle = OracleKind.callback
+        self._oracle_shape = (self._num_scores,)
         if native_map is not None:
             _address_of(self.name, native_map)  # raises if it is none
         self.native_map = native_map
@@ -118,7 +119,7 @@ class Factor(StructuredFactor):
                 f"{self.name}: it has no oracle. Define map(self, eta_u, eta_v) in a subclass, or "
                 f"pass native_map."
             )
-        self.slots = self.index.size
+        self._slots = self._size
 
     def map(self, eta_u: Any, eta_v: Any = ()) -> Any:
         """The best structure: maximises `eta_u · m + eta_v · n`.
@@ -138,7 +139,7 @@ class Factor(StructuredFactor):
         if answers is NO_STRUCTURE:
             return NO_STRUCTURE
         m, n = self._parts(answers, "map_batch")
-        return NO_STRUCTURE if m[0] is NO_STRUCTURE else (m[0], n[0] if self.num_scores else ())
+        return NO_STRUCTURE if m[0] is NO_STRUCTURE else (m[0], n[0] if self._num_scores else ())
 
     def features_of(self, m: Any) -> Any:
         """Optional: tests an assignment, and returns the features of the structure that it is.
@@ -175,7 +176,7 @@ class Factor(StructuredFactor):
 
     @property
     def _score_shape(self) -> tuple[int, ...]:
-        return self.score_parts[0].shape if self.score_parts else (0,)
+        return self._score_parts[0].shape if self._score_parts else (0,)
 
     # ---- for the engine --------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Factor(StructuredFactor):
             ctypes.c_int32, numbers, whole, numbers, whole, numbers, numbers, ctypes.c_void_p, whole
         )
         given = [np.array(a, dtype=np.float64).reshape(-1) for a in (eta_u, eta_v)]
-        m, n = np.zeros(self.index.size), np.zeros(self.num_scores)
+        m, n = np.zeros(self._size), np.zeros(self._num_scores)
         pointers = [a.ctypes.data_as(numbers) for a in (*given, m, n)]
         answer = kind(_address_of(self.name, self.native_map))(
             pointers[0], m.size, pointers[1], n.size, *pointers[2:], self.native_data, 0
@@ -249,7 +250,7 @@ class Factor(StructuredFactor):
         if answer is NO_STRUCTURE:
             return [None] * count
         m, n = self._parts(answer, "map_batch")
-        if not hasattr(m, "__len__") or len(m) != count or (self.num_scores and len(n) != count):
+        if not hasattr(m, "__len__") or len(m) != count or (self._num_scores and len(n) != count):
             raise ShapeError(
                 f"{self.name}: map_batch must return one structure for each of {count} instances "
                 f"(in a list, fm.NO_STRUCTURE where there is none)."
@@ -257,7 +258,7 @@ class Factor(StructuredFactor):
         return [
             None
             if m[i] is NO_STRUCTURE
-            else self.checked((m[i], n[i] if self.num_scores else ()), eta_u[i], "map_batch")
+            else self.checked((m[i], n[i] if self._num_scores else ()), eta_u[i], "map_batch")
             for i in range(count)
         ]
 
@@ -269,7 +270,7 @@ class Factor(StructuredFactor):
         on, features = (
             np.ascontiguousarray(to_numpy(a), dtype=np.float64).reshape(-1) for a in (m, n)
         )
-        size, scores = self.index.size, math.prod(self._score_shape)
+        size, scores = self._size, math.prod(self._score_shape)
         if on.size != size:
             raise ShapeError(
                 f"{self.name}: {word} returned an assignment of {on.size} variables, expected "

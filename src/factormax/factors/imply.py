@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor, last_negative
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["Imply"]
 
 
-class Imply(LinearFactor):
+class Imply(RowFactor):
     r"""If all but the last are on, the last is: $\sum_{i<d} \mu_i - \mu_d \le d - 2$.
 
     Args:
@@ -20,12 +17,9 @@ class Imply(LinearFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
-    @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """1, and -1 for the last."""
-        return last_negative(group)
+    fixed_rows = 1
 
     @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """One less than the number of premises."""
-        return np.full((1, 1), group.negated.shape[1] - 2.0)
+    def rows(cls, d: int) -> list[Row]:
+        """The premises less the last are at most one less than the premises."""
+        return [Row([1.0] * (d - 1) + [-1.0], d - 2.0)]

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray
+from factormax.arrays import ArrayLike
 from factormax.errors import GraphError
-from factormax.factors.base import Group, LinearFactor
+from factormax.factors.base import Param, Row, RowFactor
 from factormax.factors.params import take_literal_param, take_param
 from factormax.variable import Variable
 
 __all__ = ["Knapsack"]
 
 
-class Knapsack(LinearFactor):
+class Knapsack(RowFactor):
     r"""The costs of what is on stay within the budget: $\sum_i c_i \mu_i \le B$.
 
     The set is the box and the half-space. It is larger than the hull of the 0/1 points in it:
@@ -34,6 +34,7 @@ class Knapsack(LinearFactor):
     """
 
     param_shapes = ("literal", "factor")
+    fixed_rows = 1
 
     def __init__(
         self,
@@ -42,16 +43,17 @@ class Knapsack(LinearFactor):
         budget: ArrayLike,
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(variables, axis=axis)
+        self._take(variables, axis)
         self._set_params(
             take_literal_param(self, "costs", costs, axis),
-            take_param(self, "budget", budget, self.group_shape),
+            take_param(self, "budget", budget, self._group_shape),
         )
 
     @classmethod
-    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless costs and budget are finite and not negative."""
-        for word, value in zip(("costs", "budget"), params, strict=True):
+        for word, given in zip(("costs", "budget"), params, strict=True):
+            value = np.asarray(given)
             bad = ~(np.isfinite(value) & (value >= 0))
             if bad.any():
                 raise GraphError(
@@ -59,17 +61,6 @@ class Knapsack(LinearFactor):
                 )
 
     @classmethod
-    def _scale(cls, group: Group) -> FloatArray:
-        """The largest cost of a factor, `(1 | B, k)`, so that rows are in units of variables."""
-        largest = np.max(group.params[0], axis=-1, initial=0.0)
-        return np.where(largest > 0, largest, 1.0)
-
-    @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """The costs, the largest as 1."""
-        return np.asarray(group.params[0] / cls._scale(group)[..., None])
-
-    @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """The budget, in the same units."""
-        return np.asarray(group.params[1] / cls._scale(group))
+    def rows(cls, d: int) -> list[Row]:
+        """The costs of what is on are at most the budget."""
+        return [Row([1.0] * d, 1.0, coef_param=0, bound_param=1)]

@@ -6,24 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, IndexArray
+from factormax._core import BlockKind
+from factormax.arrays import ArrayLike, FloatArray
 from factormax.errors import GraphError, InfeasibleError
-from factormax.factors.base import (
-    BAND,
-    INEQUALITY,
-    BaseFactor,
-    BoolArray,
-    Group,
-    RowBlocks,
-    difference,
-)
+from factormax.factors.base import BoolArray, Param, Row, RowFactor
 from factormax.factors.params import take_literal_param, take_param
 from factormax.variable import Variable
 
 __all__ = ["Linear"]
 
 
-class Linear(BaseFactor):
+class Linear(RowFactor):
     r"""A weighted sum stays within bounds: $L \le \sum_i a_i \mu_i \le U$.
 
     The set is the box and the half-spaces. As with `Knapsack`, it can be larger than the hull of
@@ -53,7 +46,8 @@ class Linear(BaseFactor):
     """
 
     param_shapes = ("literal", "factor", "factor")
-    block_kind = BAND
+    block_kind = BlockKind.band
+    fixed_rows = 2
 
     def __init__(
         self,
@@ -68,14 +62,14 @@ class Linear(BaseFactor):
             raise GraphError(f"{self.name}: give lower, upper, or both; there is no bound.")
         self._set_params(
             take_literal_param(self, "coefs", coefs, axis),
-            take_param(self, "lower", -np.inf if lower is None else lower, self.group_shape),
-            take_param(self, "upper", np.inf if upper is None else upper, self.group_shape),
+            take_param(self, "lower", -np.inf if lower is None else lower, self._group_shape),
+            take_param(self, "upper", np.inf if upper is None else upper, self._group_shape),
         )
 
     @classmethod
-    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the numbers make sense and the bounds can be met."""
-        coefs, lower, upper = params
+        coefs, lower, upper = (np.atleast_2d(p) for p in params)
         if not np.isfinite(coefs).all():
             worst = coefs[~np.isfinite(coefs)].ravel()[0]
             raise GraphError(f"{name}: coefs must be finite, got {worst}.")
@@ -88,7 +82,7 @@ class Linear(BaseFactor):
                 )
         for low, high in _pairs_of(lower > upper, lower, upper):
             raise InfeasibleError(f"{name}: lower is {low}, above upper, which is {high}.")
-        rows = coefs.reshape(len(coefs), -1, d)
+        rows = coefs.reshape(len(coefs), -1, d) if coefs.size > 1 else np.full((1, 1, d), coefs)
         least, most = np.minimum(rows, 0).sum(axis=-1), np.maximum(rows, 0).sum(axis=-1)
         slack = 1e-6 * (most - least)  # coefficients in float32 may miss their own sum
         for low, high in _pairs_of(lower > most + slack, lower, most):
@@ -97,33 +91,12 @@ class Linear(BaseFactor):
             raise InfeasibleError(f"{name}: upper is {high}, but the sum is at least {low}.")
 
     @classmethod
-    def row_lengths(cls, d: int) -> list[int]:
-        """One row for each bound."""
-        return [d, d]
-
-    @classmethod
-    def row_kinds(cls, d: int) -> list[int]:
-        """Inequalities; the core makes one equation of them where the bounds are equal."""
-        return [INEQUALITY, INEQUALITY]
-
-    @classmethod
-    def columns(cls, index: IndexArray) -> IndexArray:
-        """The same in both rows."""
-        return np.concatenate([index, index], axis=1)
-
-    @classmethod
-    def lower(cls, group: Group) -> RowBlocks:
-        """Rows `-a · l <= -lower`, then `a · l <= upper`."""
-        coef, lower, upper = group.params
-        largest = np.max(np.abs(coef), axis=-1, initial=0.0)  # rows in units of variables
-        scale = np.where(largest > 0, largest, 1.0)
-        coef = coef / scale[..., None]
-        constants = coef * group.negated
-        coef = np.where(group.negated, -coef, coef)
-        bounds = np.broadcast_arrays(
-            -difference(lower / scale, constants), difference(upper / scale, constants)
-        )
-        return RowBlocks(np.concatenate([-coef, coef], axis=-1), np.stack(bounds, axis=-1))
+    def rows(cls, d: int) -> list[Row]:
+        """One for each bound; the core makes one equation of them where the bounds are equal."""
+        return [
+            Row([-1.0] * d, -1.0, coef_param=0, bound_param=1),
+            Row([1.0] * d, 1.0, coef_param=0, bound_param=2),
+        ]
 
 
 def _pairs_of(bad: BoolArray, a: FloatArray, b: FloatArray) -> list[tuple[float, float]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from factormax.factors.structured import MATCHING, StructuredFactor
+from factormax._core import OracleKind
+from factormax.factors.structured import StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["Matching"]
@@ -40,9 +41,9 @@ class Matching(StructuredFactor):
         self._take_structured(u)
         rows, cols = self.variable_shape
         if rows > cols:
-            self.transposed = True
-            self.index = self.index.reshape(rows, cols).T.reshape(1, -1)
+            self._transposed = True
+            self._scope = (u.T.part((0, 1)),)
             rows, cols = cols, rows
-        self.oracle = MATCHING
-        self.oracle_shape = (rows, cols)
-        self.slots = rows
+        self._oracle = OracleKind.matching
+        self._oracle_shape = (rows, cols)
+        self._slots = rows

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["Nand"]
 
 
-class Nand(LinearFactor):
+class Nand(RowFactor):
     r"""Not all of the d variables are on: $\sum_i \mu_i \le d - 1$.
 
     Args:
@@ -20,7 +17,9 @@ class Nand(LinearFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
+    fixed_rows = 1
+
     @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """All but one."""
-        return np.full((1, 1), group.negated.shape[1] - 1.0)
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is at most d − 1."""
+        return [Row([1.0] * d, d - 1.0)]

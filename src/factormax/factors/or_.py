@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["Or"]
 
 
-class Or(LinearFactor):
+class Or(RowFactor):
     r"""At least one of the variables is on: $\sum_i \mu_i \ge 1$.
 
     Args:
@@ -20,12 +17,9 @@ class Or(LinearFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
-    @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """A lower bound, as an upper bound of the negative."""
-        return np.full((1, 1, 1), -1.0)
+    fixed_rows = 1
 
     @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """At least 1."""
-        return np.full((1, 1), -1.0)
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is at least 1."""
+        return [Row([-1.0] * d, -1.0)]

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from factormax import _core
 from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import as_scores, take_scores
+from factormax.scope import AnyPart, ListedPart
 from factormax.variable import Variable
 
 __all__ = ["Pair"]
@@ -51,8 +53,6 @@ class Pair(BaseFactor):
     ) -> None:
         first, second = self._end(u), self._end(v)
         self._given = [*first, *second]
-        if any(end.graph is not first[0].graph for end in self._given):
-            raise GraphError(f"{self.name}: the variables belong to different graphs.")
         shapes = [
             end[0].shape if len(end) == 1 else (sum(w.size for w in end),)
             for end in (first, second)
@@ -61,34 +61,30 @@ class Pair(BaseFactor):
             raise ShapeError(
                 f"{self.name}: both must have the same shape, got {shapes[0]} and {shapes[1]}."
             )
-        self.graph = first[0].graph
-        self.group_shape = shapes[0]
-        columns = [
-            end[0].index.reshape(-1)
-            if len(end) == 1
-            else np.concatenate([w.index.reshape(-1) for w in end])
-            for end in (first, second)
-        ]
-        self.index = np.stack(columns, axis=1)
-        self.negated = None
-        if any(w.negated for w in self._given):
-            flags = [
-                np.concatenate([np.full(w.size, w.negated) for w in end]) for end in (first, second)
-            ]
-            self.negated = np.stack(flags, axis=1)
-        if {w.position for w in first} & {w.position for w in second}:
-            self._check_distinct()
+        parts = [_flat(end) for end in (first, second)]
+        apart = not {w.position for w in first} & {w.position for w in second}
+        self._keep(parts, shapes[0], apart)
         given = as_scores(self.name, "scores", scores)
-        shape = self.group_shape
+        shape = self._group_shape
         if shape == () and tuple(given.shape) == (1,) and self.graph.batch_dims != 1:
             shape = (1,)  # with one batch dimension, it is that one that is broadcast
-        self.score_parts = (take_scores(self, "scores", given, shape),)
-        self.graph.made.append(self)
+        self._score_parts = (take_scores(self, "scores", given, shape),)
+
+    @property
+    def _complete(self) -> bool:
+        return bool(self._score_parts)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return "Pair", *[p.key for p in self._scope]
+
+    def _group(self) -> _core.Group:
+        return _core.Group.pairs([p.core() for p in self._scope])
 
     @property
     def scores(self) -> Any:
         """The scores as they were given."""
-        return self.score_parts[0].given
+        return self._score_parts[0].given
 
     @staticmethod
     def _end(given: Variable | Sequence[Variable]) -> list[Variable]:
@@ -102,3 +98,11 @@ class Pair(BaseFactor):
         if not ends:
             raise GraphError("Pair: the list of variables is empty.")
         return ends
+
+
+def _flat(end: list[Variable]) -> AnyPart:
+    """The variables of one end of k pairs."""
+    if len(end) == 1:
+        return end[0].part(())
+    literals = [2 * w.index.reshape(-1, 1) + int(w.negated) for w in end]
+    return ListedPart(np.concatenate(literals))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import ArrayLike, is_tensor, is_tracing, to_numpy
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
-from factormax.factors.base import BaseFactor, axes_last
+from factormax.factors.base import BaseFactor, Param
+from factormax.scope import View
 
 __all__ = ["take_literal_param", "take_param"]
 
 
 def take_param(
     factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int, ...]
-) -> FloatArray:
-    """The parameter as `(1 | B, prod(shape))`.
+) -> Param:
+    """The parameter as `(1 | B, prod(shape))`, or as a float if it is one number for all.
 
     A parameter with at most `len(shape)` dimensions is shared by the instances of a batch;
     one with the batch dimensions in front is per instance.
@@ -26,6 +28,11 @@ def take_param(
     Raises:
         ShapeError: if it fits neither way, or holds no numbers.
     """
+    if type(value) is int or type(value) is float:
+        try:
+            return float(value)
+        except OverflowError:
+            pass  # said below
     if is_tensor(value) and value.requires_grad:  # type: ignore[union-attr]
         raise GraphError(
             f"{factor.name}: {word} takes no gradient, but the tensor requires one. Pass "
@@ -33,18 +40,14 @@ def take_param(
         )
     array = _numbers(factor, word, value)
     batch = factor.graph.batch_shape
-    size = 1
-    for s in shape:
-        size *= s
+    size = math.prod(shape)
     try:
         if array.ndim <= len(shape):
-            return np.broadcast_to(array, shape).reshape(1, size).astype(np.float64)
+            return np.broadcast_to(array, shape).reshape(1, size).astype(np.float64, order="C")
         if batch is not None and array.ndim == len(batch) + len(shape):
-            count = 1
-            for s in batch:
-                count *= s
+            count = math.prod(batch)
             full = np.broadcast_to(array, (*batch, *shape))
-            return full.reshape(count, size).astype(np.float64)
+            return full.reshape(count, size).astype(np.float64, order="C")
     except ValueError:
         pass
     wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
@@ -53,19 +56,21 @@ def take_param(
 
 def take_literal_param(
     factor: BaseFactor, word: str, value: ArrayLike, axis: int | tuple[int, ...] | None
-) -> FloatArray:
+) -> Param:
     """A parameter with a number for each variable, in their shape, as `(1 | B, k * d)`."""
     given = factor._given
     if axis is None:
-        shape = (factor.index.shape[1],) if factor._listed else given[0].shape
+        shape = (factor._size,) if factor._listed else given[0].shape
         return take_param(factor, word, value, shape)
-    if len(given) > 1:  # one number a variable of the rows that `axis` makes
-        return take_param(factor, word, value, factor.index.shape)
+    if len(given) > 1:  # one number per variable of the rows that `axis` makes
+        return take_param(factor, word, value, (factor._count, factor._size))
     (u,) = given
     numbers = take_param(factor, word, value, u.shape)
+    if isinstance(numbers, float):
+        return numbers
     # They follow their variables to the rows that `axis` makes.
-    order = axes_last(np.arange(u.size).reshape(u.shape), factor._last_axes(u, axis))
-    return numbers[:, order.reshape(-1)]
+    order = View.whole(0, u.shape).part(False, factor._last_axes(u, axis)).places()
+    return np.ascontiguousarray(numbers[:, order.reshape(-1)])
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:

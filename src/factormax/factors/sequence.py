@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from factormax._core import OracleKind
 from factormax.arrays import ArrayLike
 from factormax.errors import ShapeError
 from factormax.factors.base import BoolArray
 from factormax.factors.scores import as_scores, take_scores
-from factormax.factors.structured import SEQUENCE, StructuredFactor, check_rows_last
+from factormax.factors.structured import StructuredFactor, check_rows_last
 from factormax.variable import Variable
 
 __all__ = ["Sequence"]
@@ -65,12 +66,12 @@ class Sequence(StructuredFactor):
         for label, scores in (("initial", initial), ("final", final)):
             if scores is not None:
                 parts.append(take_scores(self, label, scores, (states,), allow_minus_inf=True))
-        self.score_parts = tuple(parts)
-        self.oracle = SEQUENCE
+        self._score_parts = tuple(parts)
+        self._oracle = OracleKind.sequence
         per_step = int(len(shape) == 3)
         ends = (int(initial is not None), int(final is not None))
-        self.oracle_shape = (length, states, per_step, *ends)
-        self.slots = length
+        self._oracle_shape = (length, states, per_step, *ends)
+        self._slots = length
 
     def _transition_shape(
         self, found: tuple[int, ...], length: int, states: int
@@ -94,7 +95,7 @@ class Sequence(StructuredFactor):
         raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
 
     @classmethod
-    def check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
+    def _check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
         """Absent steps come last."""
         length, states = shape[:2]
         steps = np.asarray(present.reshape(-1, length, states).any(axis=2))

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, is_tracing
+from factormax._core import OracleKind
+from factormax.arrays import ArrayLike, is_tracing
 from factormax.errors import ShapeError
-from factormax.factors.base import check_whole
+from factormax.factors.base import Param, check_whole
 from factormax.factors.params import take_param
 from factormax.factors.scores import as_scores, take_scores
-from factormax.factors.structured import SEQUENCE_BUDGET, StructuredFactor
+from factormax.factors.structured import StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["SequenceBudget"]
@@ -51,15 +52,15 @@ class SequenceBudget(StructuredFactor):
         (length,) = self.variable_shape
         given = as_scores(self.name, "transitions", transitions)
         shape = self._transition_shape(tuple(given.shape), length)
-        self.score_parts = (take_scores(self, "transitions", given, shape),)
+        self._score_parts = (take_scores(self, "transitions", given, shape),)
         self._set_params(take_param(self, "budget", budget, ()))
-        self.oracle = SEQUENCE_BUDGET
+        self._oracle = OracleKind.sequence_budget
         most = length
         if not is_tracing():  # the oracle's memory grows with it; few sizes, few compiled graphs
-            largest = int(np.minimum(self.params[0].max(initial=0), length))
+            largest = int(min(np.max(self._params[0], initial=0), length))
             most = min(length, 1 << largest.bit_length())
-        self.oracle_shape = (length, int(len(shape) == 1), most)
-        self.slots = length
+        self._oracle_shape = (length, int(len(shape) == 1), most)
+        self._slots = length
 
     def _transition_shape(self, found: tuple[int, ...], length: int) -> tuple[int, ...]:
         batch = self.graph.batch_shape or ()
@@ -80,6 +81,6 @@ class SequenceBudget(StructuredFactor):
         raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
 
     @classmethod
-    def check_params(cls, params: tuple[FloatArray, ...], d: int, name: str) -> None:
+    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """The budget is whole and not negative."""
         check_whole(name, "budget", params[0])

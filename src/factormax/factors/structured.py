@@ -14,23 +14,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from factormax._core import best_structures
+from factormax import _core
+from factormax._core import OracleKind, best_structures
 from factormax.arrays import Array, ArrayLike, FloatArray, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, BoolArray
 from factormax.variable import Variable
 
-__all__ = [
-    "CALLBACK",
-    "MATCHING",
-    "NO_STRUCTURE",
-    "PROJECTIVE_TREE",
-    "SEQUENCE",
-    "SEQUENCE_BUDGET",
-    "TABLE",
-    "TREE",
-    "StructuredFactor",
-]
+__all__ = ["NO_STRUCTURE", "StructuredFactor"]
 
 
 class NoStructure(Enum):
@@ -45,27 +36,17 @@ class NoStructure(Enum):
 #: What `map` returns if there is no structure. (None would hide a forgotten `return`.)
 NO_STRUCTURE: Final = NoStructure.NO_STRUCTURE
 
-# OracleKind of the core
-TREE, PROJECTIVE_TREE, MATCHING, SEQUENCE, SEQUENCE_BUDGET, TABLE, CALLBACK = range(7)
-
 
 class StructuredFactor(BaseFactor):
-    """Base class of the factors with a MAP oracle.
-
-    Attributes:
-        oracle: which oracle of the core it is.
-        oracle_shape: what the oracle needs to know of its size.
-        slots: a structure has at most so many variables on.
-        variable_shape: the shape of the variables as given, `(d,)` for a list.
-        transposed: whether the oracle sees the two axes of the variables swapped.
-    """
+    """Base class of the factors with a MAP oracle."""
 
     structured = True
-    oracle: int
-    oracle_shape: tuple[int, ...]
-    slots: int
-    variable_shape: tuple[int, ...]
-    transposed: bool = False
+    _oracle: OracleKind
+    _oracle_shape: tuple[int, ...]  # what the oracle needs to know of its size
+    _slots: int  # a structure has at most so many variables on
+    variable_shape: tuple[int, ...]  # as given, `(d,)` for a list
+    _link: int = 0  # linked to factors before it: as is found, 1: all but the first, 2: all
+    _transposed: bool = False  # whether the oracle sees the two axes of the variables swapped
     #: What the axes of `u` are called in messages, if the factor needs a certain number of them.
     axes: ClassVar[tuple[str, ...]] = ()
 
@@ -79,7 +60,7 @@ class StructuredFactor(BaseFactor):
                 f"and counting factors beside it."
             )
         whole = len(self._given) == 1 and not self._listed
-        self.variable_shape = self._given[0].shape if whole else (self.index.shape[1],)
+        self.variable_shape = self._given[0].shape if whole else (self._size,)
         if self.axes and len(self.variable_shape) != len(self.axes):
             raise ShapeError(
                 f"{self.name}: u must have shape ({', '.join(self.axes)}), batch dimensions aside, "
@@ -87,30 +68,44 @@ class StructuredFactor(BaseFactor):
             )
 
     @property
-    def complete(self) -> bool:
+    def _complete(self) -> bool:
         """Whether it was built without an error."""
-        return super().complete and hasattr(self, "slots")
+        return super()._complete and hasattr(self, "_slots")
 
     @property
-    def num_scores(self) -> int:
+    def _num_scores(self) -> int:
         """How many scores of its own a factor has in an instance."""
-        total = sum(part.count for part in self.score_parts)
-        return int(total // max(self.index.shape[0], 1))
+        total = sum(part.count for part in self._score_parts)
+        return total // max(self._count, 1)
 
-    def tensors_used(self) -> set[int]:
-        """The variable tensors of the graph that it has variables of."""
-        return {u.position for u in self._given}
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        """What tells it from other factors, numbers aside."""
+        return (
+            self._registered,
+            int(self._oracle),
+            self._oracle_shape,
+            self._num_scores,
+            self._slots,
+            self._link,
+            *[p.key for p in self._scope],
+        )
 
-    def structured_spec(self, linked: str) -> str:
-        """What a `Wiring` says of the factor.
-
-        linked: a digit for each of the k factors, 1 if it shares variables with an earlier one.
-        """
-        numbers = (self.oracle, linked, self.num_scores, self.slots, *self.oracle_shape)
-        return f"{self.spec},{'.'.join([str(n) for n in numbers])}"
+    def _group(self) -> _core.Group:
+        """The factor as the core takes it."""
+        return _core.Group.structured(
+            self._registered,
+            self._oracle,
+            list(self._oracle_shape),
+            self._num_scores,
+            self._slots,
+            self._link,
+            bool(self._params),
+            [p.core() for p in self._scope],
+        )
 
     @classmethod
-    def check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
+    def _check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
         """Raises unless the variables that are present, `(B, d)`, make sense."""
 
     def map(self, eta_u: ArrayLike, eta_v: ArrayLike = ()) -> Any:
@@ -128,40 +123,43 @@ class StructuredFactor(BaseFactor):
         """
         scores = np.asarray(to_numpy(eta_u), dtype=np.float64)
         own = np.asarray(to_numpy(eta_v), dtype=np.float64)
-        count, d = self.index.shape
-        if scores.size != count * d or own.size != count * self.num_scores:
+        count, d = self._count, self._size
+        if scores.size != count * d or own.size != count * self._num_scores:
             raise ShapeError(
-                f"{self.name}: map takes {self.index.size} scores of variables, in the shape "
-                f"{(*self.group_shape, *self.variable_shape)}, and {count * self.num_scores} of "
+                f"{self.name}: map takes {count * d} scores of variables, in the shape "
+                f"{(*self._group_shape, *self.variable_shape)}, and {count * self._num_scores} of "
                 f"its own, got {scores.size} and {own.size}."
             )
         scores = scores.reshape(count, *self.variable_shape)
-        if self.transposed:
+        if self._transposed:
             scores = scores.swapaxes(1, 2)
-        best = self.best(scores.reshape(count, d), own.reshape(count, -1))
+        best = self._best(scores.reshape(count, d), own.reshape(count, -1))
         if best is None:
             return NO_STRUCTURE
         assignments, features = best
-        shape = (*self.group_shape, *self.variable_shape)
-        return self.laid_out(assignments).reshape(shape), features.reshape(own.shape)
+        shape = (*self._group_shape, *self.variable_shape)
+        return self._laid_out(assignments).reshape(shape), features.reshape(own.shape)
 
-    def best(self, eta_u: FloatArray, eta_v: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    def _best(self, eta_u: FloatArray, eta_v: FloatArray) -> tuple[FloatArray, FloatArray] | None:
         """The best structures in the oracle's order, `(k, d)` and `(k, s)`; None without one."""
-        number = self.params[0][0] if self.params else np.zeros(len(eta_u))
+        number = np.zeros(len(eta_u))
+        if self._params:
+            given = self._params[0]
+            number[:] = given if isinstance(given, float) else given[0]
         on, features, found = best_structures(
-            self.oracle,
-            np.array(self.oracle_shape, dtype=np.int32),
+            self._oracle,
+            np.array(self._oracle_shape, dtype=np.int32),
             np.ascontiguousarray(eta_u),
             np.ascontiguousarray(eta_v),
-            number.astype(np.float64),
+            number,
         )
         if not found.all():
             return None
         return _counted(on, eta_u.shape), _counted(features, eta_v.shape)
 
-    def laid_out(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _laid_out(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """From the oracle's order, `(..., d)`, to `(..., *shape of the variables)`."""
-        if not self.transposed:
+        if not self._transposed:
             return x.reshape(*x.shape[:-1], *self.variable_shape)
         rows, columns = self.variable_shape
         return np.swapaxes(x.reshape(*x.shape[:-1], columns, rows), -1, -2)
@@ -181,7 +179,7 @@ class StructuredFactor(BaseFactor):
         Raises:
             GraphError: before any query, and inside `torch.compile`.
         """
-        return self.graph.answer_of(self).structures()  # type: ignore[no-any-return]
+        return self.graph._answer_of(self).structures()  # type: ignore[no-any-return]
 
     @property
     def probs(self) -> Array:
@@ -191,12 +189,12 @@ class StructuredFactor(BaseFactor):
         where a solution can be made up of other structures too, which ones are held is not defined,
         and the gradient is the one for those that are.
         """
-        return self.graph.answer_of(self).probs  # type: ignore[no-any-return]
+        return self.graph._answer_of(self).probs  # type: ignore[no-any-return]
 
     @property
     def num_structures(self) -> Array:
         """How many structures each instance has, `(*batch,)`."""
-        return self.graph.answer_of(self).num_structures()  # type: ignore[no-any-return]
+        return self.graph._answer_of(self).num_structures()  # type: ignore[no-any-return]
 
 
 def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray:

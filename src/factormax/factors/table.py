@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from factormax._core import OracleKind
 from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.scores import as_scores, take_scores
-from factormax.factors.structured import TABLE, StructuredFactor
+from factormax.factors.structured import StructuredFactor
 from factormax.variable import Variable
 
 __all__ = ["Table"]
@@ -53,11 +54,11 @@ class Table(StructuredFactor):
             raise GraphError(f"{self.name}: a group has no states.")
         given = as_scores(self.name, "scores", scores)
         self._check_scores(tuple(given.shape), sizes)
-        shape = (*self.group_shape, *sizes)
-        self.score_parts = (take_scores(self, "scores", given, shape, allow_minus_inf=True),)
-        self.oracle = TABLE
-        self.oracle_shape = sizes
-        self.slots = len(sizes)
+        shape = (*self._group_shape, *sizes)
+        self._score_parts = (take_scores(self, "scores", given, shape, allow_minus_inf=True),)
+        self._oracle = OracleKind.table
+        self._oracle_shape = sizes
+        self._slots = len(sizes)
 
     def _is_several(self, groups: Any) -> bool:
         """Whether the groups have two dimensions, of which the first counts tables."""
@@ -74,9 +75,9 @@ class Table(StructuredFactor):
 
     def _check_scores(self, found: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         batch = self.graph.batch_shape or ()
-        full = (*self.group_shape, *sizes)
+        full = (*self._group_shape, *sizes)
         fits = [full, (*batch, *full)]
-        if self.group_shape:  # or the same for all the tables
+        if self._group_shape:  # or the same for all the tables
             fits += [sizes, (1, *sizes), (*batch, 1, *sizes)]
         if found not in fits:
             wanted = f"{full} (shared)" + (f" or {(*batch, *full)}" if batch else "")

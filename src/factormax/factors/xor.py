@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from factormax.arrays import FloatArray
-from factormax.factors.base import ONE, Group, LinearFactor
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["Xor"]
 
 
-class Xor(LinearFactor):
+class Xor(RowFactor):
     r"""Exactly one of the variables is on: $\sum_i \mu_i = 1$.
 
     Alone, it is sparsemax: the projection onto the probability simplex.
@@ -31,9 +30,9 @@ class Xor(LinearFactor):
                [0.  , 1.  , 0.  ]])
     """
 
-    equality = True
+    fixed_rows = 1
 
     @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """Exactly 1."""
-        return ONE
+    def rows(cls, d: int) -> list[Row]:
+        """Their sum is 1."""
+        return [Row([1.0] * d, 1.0, equality=True)]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from factormax.arrays import FloatArray
-from factormax.factors.base import Group, LinearFactor, last_negative
+from factormax.factors.base import Row, RowFactor
 
 __all__ = ["XorOut"]
 
 
-class XorOut(LinearFactor):
+class XorOut(RowFactor):
     r"""The last is on exactly if one of the others is, and of those at most one is.
 
     $$\sum_{i<d} \mu_i = \mu_d$$
@@ -22,14 +19,9 @@ class XorOut(LinearFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
-    equality = True
+    fixed_rows = 1
 
     @classmethod
-    def coefficients(cls, group: Group) -> FloatArray:
-        """1, and -1 for the last."""
-        return last_negative(group)
-
-    @classmethod
-    def bound(cls, group: Group) -> FloatArray:
-        """The others minus the last: 0."""
-        return np.zeros((1, 1))
+    def rows(cls, d: int) -> list[Row]:
+        """The others less the last are 0."""
+        return [Row([1.0] * (d - 1) + [-1.0], 0.0, equality=True)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from factormax.arrays import is_tensor
 from factormax.checks import positive_number
-from factormax.engine import METHODS
+from factormax._options import METHODS
 from factormax.errors import GraphError, ShapeError
 from factormax.graph import FactorGraph
 from factormax.nn.layout import Layout
@@ -141,7 +141,7 @@ class StructuredLayer(nn.Module):
         """
         fg, u, layout = self._build(scores, mask, lengths, changes)
         if self.eval_map and not self.training:
-            fg.solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
+            fg._solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         else:
             fg.solve(**self._options(*_SOLVE), temperature=self._temperature_of(temperature))
         return layout.undo(u.value)  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ class StructuredLayer(nn.Module):
         if exact:
             fg.decode(**self._options("tol", "max_iter", "on_failure"))
         else:
-            fg.solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
+            fg._solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         return layout.undo(u.value)  # type: ignore[arg-type]
 
     # ---- for subclasses --------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class ContiguousSelection(StructuredLayer):
         there = u.size if present is None else present.sum(dim=-1)
         given: Count | Tensor = self.budget
         if budget is not None:
-            given = count_of_call("ContiguousSelection", "budget", budget, fg.known_batch_shape())
+            given = count_of_call("ContiguousSelection", "budget", budget, fg._known_batch_shape())
         number = number_of(given, there)
         fg.add(SequenceBudget(u, self.transition, number))
         if self.exactly:

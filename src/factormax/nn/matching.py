@@ -103,7 +103,7 @@ class Matching(StructuredLayer):
         if budget is not None:
             if self.complete:
                 raise GraphError("Matching: for a budget, set complete=False.")
-            budget = count_of_call("Matching", "budget", budget, fg.known_batch_shape())
+            budget = count_of_call("Matching", "budget", budget, fg._known_batch_shape())
         if self.form == "coarse":
             fg.add(MatchingFactor(u))
             return

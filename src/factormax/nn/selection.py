@@ -26,7 +26,7 @@ class _Selection(StructuredLayer):
 
     def _number(self, fg: FactorGraph, k: Count | Tensor | None, there: Tensor | int) -> Any:
         """The layer's k, or that of the call, as a number or for each instance."""
-        given = self.k if k is None else count_of_call(self._name, "k", k, fg.known_batch_shape())
+        given = self.k if k is None else count_of_call(self._name, "k", k, fg._known_batch_shape())
         return number_of(given, there)
 
     def _repr_parts(self) -> list[str]:

@@ -19,19 +19,20 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from factormax import engine
-from factormax._core import get_num_threads
+from factormax import _engines
+from factormax._core import Model, Structures, get_num_threads
+from factormax._inputs import Inputs, structured_of
+from factormax._options import Options
+from factormax._raw import Proof, RawSolution
 from factormax.arrays import FloatArray
-from factormax.compiled import CompiledGraph, Wiring, compile_wiring
-from factormax.engine import Numbers, Options, Proof, RawSolution
-from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_assignment, typical_score
 from factormax.queries.elimination import best_by_elimination
 from factormax.queries.local_search import LocalSearch
 from factormax.status import Status
-from factormax.structures import FoundStructures
 
 __all__ = ["Decoded", "decode"]
+
+FREE = -1  # a variable that is held neither at 0 nor at 1
 
 # Work of the local search, in passes over the graph: before the first relaxation if there is a time
 # limit, after it, and for each pass that the relaxations have made since.
@@ -65,28 +66,20 @@ class _Node:
 
 
 def decode(
-    wiring: Wiring, numbers: Numbers, options: Options, max_nodes: int, time_limit: float | None
+    inputs: Inputs, options: Options, max_nodes: int, time_limit: float | None
 ) -> Decoded:
-    """Decodes one instance: all arrays of `numbers` have a batch of 1."""
-    search = _Search(wiring, numbers, options)
+    """Decodes one instance: `inputs` are a batch of 1."""
+    search = _Search(inputs, options)
     return search.run(max_nodes, time_limit)
 
 
 class _Search:
-    def __init__(self, wiring: Wiring, numbers: Numbers, options: Options) -> None:
-        n = wiring.num_variables
-        spec, literals = clamp_spec(np.arange(n))
-        self.original = wiring.for_one_instance()
-        self.numbers = numbers
+    def __init__(self, inputs: Inputs, options: Options) -> None:
+        self.inputs = inputs
         self.options = replace(options, linear=True, method="auto", on_failure="ignore")
-        joined = np.concatenate([wiring.literals, literals])
-        entries = ";".join(filter(None, [self.original.spec, spec]))
-        self.wiring = Wiring(n, entries, joined, wiring.checked)
-        self.n = n
-        self.present = numbers.eta_u[0] != -np.inf
-        if numbers.mask is not None:
-            self.present &= numbers.mask[0]
-        scores = np.concatenate([numbers.eta_u[0, self.present], numbers.eta_v[0]])
+        self.n = inputs.model.num_variables
+        self.present = inputs.present[0]
+        scores = np.concatenate([inputs.eta_u[0, self.present], inputs.eta_v[0]])
         self.size = typical_score(scores)
         self.best_value = -np.inf
         self.best: tuple[FloatArray, FloatArray] | None = None
@@ -98,7 +91,7 @@ class _Search:
     @cached_property
     def local(self) -> LocalSearch:
         """Made when it is first needed: most relaxations are tight."""
-        return LocalSearch(self.original, self.numbers)
+        return LocalSearch(self.inputs)
 
     def run(self, max_nodes: int, time_limit: float | None) -> Decoded:
         if time_limit is not None:  # the relaxation may take all the time there is
@@ -108,7 +101,7 @@ class _Search:
         bound, mu, start = self._root()
         if bound == -np.inf or not self._may_improve(bound):
             return self._finish(-np.inf)
-        exact = best_by_elimination(self.original, self.numbers, self.deadline)
+        exact = best_by_elimination(self.inputs, self.deadline)
         if exact is not None:
             self._offer(exact)
             return self._finish(-np.inf)
@@ -220,7 +213,7 @@ class _Search:
 
     def _root(self) -> tuple[float, FloatArray, FloatArray | None]:
         """The relaxation itself. If its answer is a structure, its bound is made to meet it."""
-        raw = engine.solve(self.original, self.numbers, self._options())
+        raw = _engines.solve(self.inputs, self._options())
         self._count(raw)
         if raw.status[0] == Status.INFEASIBLE.code:
             self.proof = raw.proofs[0]
@@ -228,13 +221,13 @@ class _Search:
         bound = float(raw.upper_bound[0])
         self._offer(np.round(raw.mu[0]))
         if raw.integral[0] and self._may_improve(bound) and not self._late():
-            again = engine.solve(self.original, self.numbers, self._exact_options(), raw.tau)
+            again = _engines.solve(self.inputs, self._exact_options(), raw.tau)
             self._count(again)
             bound = min(bound, float(again.upper_bound[0]))
             self._offer(np.round(again.mu[0]))
-        rows = compile_wiring(self.original).num_rows
-        clamps = np.zeros(self.n, raw.tau.dtype)  # none is tight; they come after the rows
-        start = np.concatenate([raw.tau[0, :rows], clamps, raw.tau[0, rows:]])
+        rows = self.inputs.model.num_rows
+        bounds = np.zeros(self.n, raw.tau.dtype)  # none is tight; they come after the rows
+        start = np.concatenate([raw.tau[0, :rows], bounds, raw.tau[0, rows:]])
         return bound, raw.mu[0], start
 
     def _shake(self, bound: float, over: Callable[[], bool]) -> None:
@@ -243,14 +236,14 @@ class _Search:
         With a little noise in the scores they no longer do. What is found counts by the scores as
         they are.
         """
-        scores = self.numbers.eta_u
+        scores = self.inputs.eta_u
         rng = np.random.default_rng(0)
         for share in (1e-3, 1e-2):
             if over() or not self._may_improve(bound):
                 return
             noisy = scores + share * self.size * rng.uniform(-1, 1, scores.shape)
-            numbers = replace(self.numbers, eta_u=noisy.astype(scores.dtype))
-            raw = engine.solve(self.original, numbers, self._options())
+            asked = self.inputs.replace(eta_u=noisy.astype(scores.dtype))
+            raw = _engines.solve(asked, self._options())
             self._count(raw)
             self._offer(np.round(raw.mu[0]))
 
@@ -280,20 +273,11 @@ class _Search:
         return bound > self.best_value + 1e-9 * (self.size + abs(self.best_value))
 
     def _solve(self, nodes: list[_Node], options: Options | None = None) -> RawSolution:
-        size = len(nodes)
-        held = np.stack([node.held for node in nodes])
-        one = self.numbers
-        batch = replace(
-            one,
-            eta_u=np.repeat(one.eta_u, size, axis=0),
-            eta_v=np.repeat(one.eta_v, size, axis=0),
-            mask=None if one.mask is None else np.repeat(one.mask, size, axis=0),
-            params=np.concatenate([one.params, clamp_params(held)]),
-        )
+        asked = self.inputs.replace(held=np.stack([node.held for node in nodes]))
         warm = None
         if all(node.start is not None for node in nodes):
             warm = np.stack([node.start for node in nodes])  # type: ignore[misc]
-        raw = engine.solve(self.wiring, batch, options or self._options(), warm)
+        raw = _engines.solve(asked, options or self._options(), warm)
         self._count(raw)
         return raw
 
@@ -305,20 +289,20 @@ class _Search:
     def _offer(self, x: FloatArray) -> None:
         """Takes a 0/1 assignment if it is feasible and better than the best."""
         x = np.where(np.isfinite(x), x, 0.0)[None].astype(np.float64)
-        checked = check_assignment(self.original, self.numbers, x)
+        checked = check_assignment(self.inputs, x)
         if not checked.feasible[0]:
             return
-        value = float(score_assignment(self.numbers, x, checked)[0])
+        value = float(score_assignment(self.inputs, x, checked)[0])
         if value > self.best_value:
             self.best_value, self.best = value, (x[0], checked.features[0])
 
     @cached_property
     def _weight(self) -> FloatArray:
         """How much of the scores hangs on each variable, `(n,)`."""
-        graph = compile_wiring(self.original)
-        weight = np.abs(np.where(self.present, self.numbers.eta_u[0], 0.0)).astype(np.float64)
-        scores = np.abs(self.numbers.eta_v[0, : len(graph.pairs)].astype(np.float64))
-        for end in graph.pairs.T:
+        model = self.inputs.model
+        weight = np.abs(np.where(self.present, self.inputs.eta_u[0], 0.0)).astype(np.float64)
+        scores = np.abs(self.inputs.eta_v[0, : model.num_pairs].astype(np.float64))
+        for end in model.pairs.T:
             weight += np.bincount(end, scores, minlength=self.n)
         return weight
 
@@ -362,11 +346,10 @@ class _Search:
         )
 
 
-def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> RawSolution:
+def decoded_solution(inputs: Inputs, found: list[Decoded]) -> RawSolution:
     """The answers of a batch, as the fronts take them."""
-    dtype = numbers.eta_u.dtype
-    graph = compile_wiring(wiring)
-    raw = RawSolution.empty(len(found), wiring.num_variables, graph.num_scores, 0, dtype)
+    model = inputs.model
+    raw = RawSolution(len(found), model.num_variables, model.num_scores, 0, inputs.eta_u.dtype)
     raw.var_side[...] = 0
     raw.primal_residual[...] = 0
     for i, d in enumerate(found):
@@ -379,33 +362,34 @@ def decoded_solution(wiring: Wiring, numbers: Numbers, found: list[Decoded]) -> 
         raw.integral[i] = d.assignment is not None
         if d.proof is not None:
             raw.proofs[i] = d.proof
-    raw.mu[numbers.eta_u == -np.inf] = 0  # what is absent is 0, whatever happens
-    if numbers.mask is not None:
-        raw.mu[~numbers.mask] = 0
-    nodes = np.array([d.nodes for d in found], dtype=np.int64)
-    return replace(raw, nodes=nodes, structures=structures_of(graph, [d.assignment for d in found]))
+    raw.mu[~inputs.present] = 0  # what is absent is 0, whatever happens
+    raw.nodes = np.array([d.nodes for d in found], dtype=np.int64)
+    raw.structures = structures_of(model, [d.assignment for d in found])
+    return raw
 
 
-def structures_of(graph: CompiledGraph, found: Sequence[FloatArray | None]) -> FoundStructures:
+def structures_of(model: Model, found: Sequence[FloatArray | None]) -> Structures:
     """The one structure of each structured factor, as the core would list it.
 
     found: the 0/1 assignments of a batch; None where there is none.
     """
     counts, lists = [], [np.zeros(0, dtype=np.int32)]
     for x in found:
-        for place, position in enumerate(graph.oracles.positions):
+        for factor in structured_of(model):
             counts.append(0 if x is None else 1)
             if x is None:
                 continue
-            var = graph.oracles.var[slice(*graph.oracles.var_ptr[place : place + 2])]
-            on = np.full(graph.entries[position].slots, -1, dtype=np.int32)
-            chosen = np.flatnonzero(x[var])
+            on = np.full(factor.slots, -1, dtype=np.int32)
+            chosen = np.flatnonzero(x[factor.variables])
             on[: len(chosen)] = chosen
             lists.append(on)
-    none = FoundStructures.none()
-    return replace(
-        none,
+    none = np.zeros(0, dtype=np.int32)
+    return Structures(
         count=np.array(counts, dtype=np.int32),
         prob=np.ones(sum(counts)),
         on=np.concatenate(lists),
+        features=none,
+        dense=np.zeros(0),
+        num_cuts=none,
+        cuts=np.zeros(0, dtype=np.uint8),
     )

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from factormax._inputs import Inputs
 from factormax.arrays import FloatArray
-from factormax.compiled import CompiledGraph, Wiring, compile_wiring
-from factormax.engine import Numbers
 from factormax.queries.assignment import is_broken
 
 __all__ = ["best_by_elimination"]
@@ -34,56 +33,51 @@ class _Table:
     values: FloatArray  # an axis of 2 a variable
 
 
-def best_by_elimination(
-    wiring: Wiring, numbers: Numbers, deadline: float | None = None
-) -> FloatArray | None:
+def best_by_elimination(inputs: Inputs, deadline: float | None = None) -> FloatArray | None:
     """The best assignment of one instance, `(n,)`; None if the graph is too wide for this.
 
     Of a graph of rows and pairs only; `nan` if nothing satisfies the rows. None also if it can't
     be done by the deadline (of `time.monotonic`).
     """
-    graph = compile_wiring(wiring)
-    if len(graph.oracles.positions):
+    if inputs.model.num_structured:
         return None
-    here = numbers.eta_u[0] != -np.inf
-    if numbers.mask is not None:
-        here = here & numbers.mask[0]
-    scopes = _scopes(graph, numbers, here)
+    here = inputs.present[0]
+    scopes = _scopes(inputs, here)
     if scopes is None:
         return None
     left = np.inf if deadline is None else deadline - time.monotonic()
     order = _order(np.flatnonzero(here), scopes, left * _MOST_WORK_PER_SECOND)
     if order is None:
         return None
-    tables = _tables(graph, numbers, here)
-    return _eliminate(wiring.num_variables, order, tables, deadline)
+    return _eliminate(inputs.model.num_variables, order, _tables(inputs, here), deadline)
 
 
 def _rows(
-    graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]
+    inputs: Inputs, here: npt.NDArray[np.bool_]
 ) -> list[tuple[FloatArray, npt.NDArray[np.int64], float, int]]:
     """Coefficients, variables, right-hand side and kind of every row that says something."""
-    lowered = graph.lower(numbers.params, 1, np.float64)
+    model, (coefs, rhs) = inputs.model, inputs.rows
+    row_ptr, row_kind, cols = model.row_ptr, model.row_kind, model.col
+    present = inputs.rows_present()
     rows = []
-    for r in np.flatnonzero(graph.rows_present(here[None])[0]):
-        part = slice(graph.row_ptr[r], graph.row_ptr[r + 1])
-        col, coef = graph.col[part].astype(np.int64), lowered.coef[0, part]
+    for r in range(model.num_rows) if present is None else np.flatnonzero(present[0]):
+        part = slice(row_ptr[r], row_ptr[r + 1])
+        col, coef = cols[part].astype(np.int64), coefs[0, part]
         used = (coef != 0) & here[col]
-        rows.append((coef[used], col[used], float(lowered.rhs[0, r]), int(graph.row_kind[r])))
+        rows.append((coef[used], col[used], float(rhs[0, r]), int(row_kind[r])))
     return rows
 
 
-def _scopes(
-    graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]
-) -> list[tuple[int, ...]] | None:
-    pairs = graph.pairs[here[graph.pairs].all(axis=1)].astype(np.int64)
+def _scopes(inputs: Inputs, here: npt.NDArray[np.bool_]) -> list[tuple[int, ...]] | None:
+    model = inputs.model
+    pairs = model.pairs[here[model.pairs].all(axis=1)].astype(np.int64)
     pairs.sort(axis=1)
-    n = graph.num_variables
+    n = model.num_variables
     distinct = np.unique(pairs[:, 0] * n + pairs[:, 1])
     degree = np.bincount(np.concatenate([distinct // max(n, 1), distinct % max(n, 1)]))
-    if graph.num_rows > 20_000 or degree.max(initial=0) > _LARGEST_WIDTH:
+    if model.num_rows > 20_000 or degree.max(initial=0) > _LARGEST_WIDTH:
         return None
-    scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(graph, numbers, here)]
+    scopes = [tuple(map(int, col)) for _, col, _, _ in _rows(inputs, here)]
     if any(len(scope) > _LARGEST_SCOPE for scope in scopes):
         return None
     return scopes + [(a, b) for a, b in pairs.tolist()]
@@ -134,24 +128,23 @@ def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float,
     return work, order
 
 
-def _tables(graph: CompiledGraph, numbers: Numbers, here: npt.NDArray[np.bool_]) -> list[_Table]:
-    tables = [
-        _Table((int(v),), np.array([0.0, float(numbers.eta_u[0, v])])) for v in np.flatnonzero(here)
-    ]
-    for coef, col, rhs, kind in _rows(graph, numbers, here):
+def _tables(inputs: Inputs, here: npt.NDArray[np.bool_]) -> list[_Table]:
+    model, eta_u = inputs.model, inputs.eta_u[0]
+    tables = [_Table((int(v),), np.array([0.0, float(eta_u[v])])) for v in np.flatnonzero(here)]
+    for coef, col, rhs, kind in _rows(inputs, here):
         order = np.argsort(col)
         on = np.indices((2,) * len(col)).reshape(len(col), 2 ** len(col))
         size = np.abs(coef[order]) @ on + abs(rhs)
-        wrong = is_broken(coef[order] @ on - rhs, size, kind, numbers.eta_u.dtype)
+        wrong = is_broken(coef[order] @ on - rhs, size, kind, eta_u.dtype)
         values = np.where(wrong, -np.inf, 0.0).reshape((2,) * len(col))
         tables.append(_Table(tuple(int(v) for v in col[order]), values))
     for pair, negated, score in zip(
-        graph.pairs, graph.pair_negated, numbers.eta_v[0, : len(graph.pairs)], strict=True
+        model.pairs, model.pair_negated, inputs.eta_v[0, : model.num_pairs], strict=True
     ):
         if not here[pair].any():
             continue
         values = np.zeros((2, 2))
-        values[1 - negated[0], 1 - negated[1]] = float(score)
+        values[int(not negated[0]), int(not negated[1])] = float(score)
         first, second = int(pair[0]), int(pair[1])
         if not here[second]:  # it is off
             tables.append(_Table((first,), values[:, 0]))

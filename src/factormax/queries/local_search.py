@@ -9,19 +9,16 @@ to the structure that its oracle finds best for what the others say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from factormax import _core
-from factormax._core import best_structures
+from factormax._core import OracleKind, RowKind, best_structures
+from factormax._inputs import Inputs, structured_of
 from factormax.arrays import FloatArray
-from factormax.compiled import CompiledGraph, Wiring, compile_wiring
-from factormax.engine import Numbers
-from factormax.factors.base import EQUALITY
-from factormax.factors.structured import CALLBACK, TABLE
 
 __all__ = ["LocalSearch"]
 
@@ -62,17 +59,13 @@ class LocalSearch:
         size: how much there is to look at in one pass, in units of work.
     """
 
-    def __init__(self, wiring: Wiring, numbers: Numbers) -> None:
-        graph = compile_wiring(wiring)
-        self._graph = graph
-        n = wiring.num_variables
-        present = numbers.eta_u[0] != -np.inf
-        if numbers.mask is not None:
-            present &= numbers.mask[0]
-        self._numbers = replace(numbers, mask=None if present.all() else present[None])
-        self._eta_u = np.where(present, numbers.eta_u[0], 0.0).astype(np.float64)
-        self._oracle_params = graph.oracle_params(numbers.params, None, 1)
-        rows = _lowered(graph, self._numbers)
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs, self._model = inputs, inputs.model
+        self._structured = structured_of(inputs.model)
+        n = inputs.model.num_variables
+        present = inputs.present[0]
+        self._eta_u = np.where(present, inputs.eta_u[0], 0.0).astype(np.float64)
+        rows = _lowered(inputs)
         self.present = present
         used = self._tables(present)
         # Variables of structured factors that have no tables in the core stay as they are.
@@ -87,8 +80,7 @@ class LocalSearch:
     # ---- units -----------------------------------------------------------------------------------
 
     def _variables(self, place: int) -> IntArray:
-        oracles = self._graph.oracles
-        return oracles.var[slice(*oracles.var_ptr[place : place + 2])].astype(np.int64)
+        return np.asarray(self._structured[place].variables, dtype=np.int64)
 
     def _tables(self, present: BoolArray) -> list[tuple[int, list[int]]]:
         """Makes the groups of tables units; returns the tables with the units of each.
@@ -99,12 +91,11 @@ class LocalSearch:
         self._blocks: list[int] = []
         self._unit_of = np.full(len(present), -1)
         used = []
-        for place, position in enumerate(self._graph.oracles.positions):
-            entry = self._graph.entries[position]
-            if entry.oracle != TABLE:
+        for place, factor in enumerate(self._structured):
+            if factor.kind != OracleKind.table:
                 self._blocks.append(place)
                 continue
-            parts = np.split(self._variables(place), np.cumsum(entry.shape)[:-1])
+            parts = np.split(self._variables(place), np.cumsum(factor.shape)[:-1])
             fits = all(present[part].any() and self._is_unit(part) for part in parts)
             if not fits:
                 self._blocks.append(place)
@@ -136,7 +127,7 @@ class LocalSearch:
             if present[part].any() and not self._held[part].any() and self._is_unit(part):
                 self._unit(part)
                 gone[r] = True
-        if self._pair_numbers() > max(_LARGEST_TABLES, 8 * len(self._graph.pairs)):
+        if self._pair_numbers() > max(_LARGEST_TABLES, 8 * self._model.num_pairs):
             # Groups with few pairs between them would make large tables of zeros.
             self._groups = self._groups[:of_tables]
             self._unit_of[self._unit_of >= of_tables] = -1
@@ -146,7 +137,7 @@ class LocalSearch:
     def _pair_numbers(self) -> int:
         """How many numbers the tables made of pairs have, at most."""
         sizes = np.array([len(g) for g in self._groups] + [2])
-        unit = self._unit_of[self._graph.pairs]
+        unit = self._unit_of[self._model.pairs]
         return int((sizes[unit[:, 0]] * sizes[unit[:, 1]]).sum())
 
     def _number_states(self, n: int) -> None:
@@ -165,7 +156,6 @@ class LocalSearch:
     # ---- the model -------------------------------------------------------------------------------
 
     def _build(self, used: list[tuple[int, list[int]]]) -> Any:
-        graph, numbers = self._graph, self._numbers
         sizes = np.diff(self._ptr)
         score = np.zeros(self._ptr[-1])
         score[self._state_of] = self._eta_u
@@ -177,9 +167,7 @@ class LocalSearch:
         table_sizes = [pair_sizes]
         parts = [tables]
         for place, own in used:
-            first = len(graph.pairs) + graph.oracles.score_ptr[place]
-            shape = tuple(int(sizes[u]) for u in own)
-            values = numbers.eta_v[0, first : first + int(np.prod(shape))].astype(np.float64)
+            values = self._inputs.factor_scores(0, self._structured[place])
             scopes.append(np.array(own))
             orders.append(np.array([len(own)]))
             table_sizes.append(np.array([len(values)]))
@@ -220,10 +208,10 @@ class LocalSearch:
 
         With literals, w (1 − x) y = w y − w x y, and so on.
         """
-        graph, sizes = self._graph, np.diff(self._ptr)
-        pairs = graph.pairs.astype(np.int64)
-        weight = self._numbers.eta_v[0, : len(pairs)].astype(np.float64)
-        negated = graph.pair_negated.astype(bool)
+        model, sizes = self._model, np.diff(self._ptr)
+        pairs = model.pairs.astype(np.int64)
+        weight = self._inputs.eta_v[0, : len(pairs)].astype(np.float64)
+        negated = np.asarray(model.pair_negated)
         for k in (0, 1):  # w (1 − x_k) y: the 1 stays with y, if y is a variable
             own = negated[:, k] & ~negated[:, 1 - k]
             np.add.at(score, self._state_of[pairs[own, 1 - k]], weight[own])
@@ -333,8 +321,7 @@ class LocalSearch:
         x = x.copy()
         for place in self._blocks:
             var = self._variables(place)
-            entry = self._graph.entries[self._graph.oracles.positions[place]]
-            found = self._best(place, 2 * x[var] - 1, np.zeros(entry.num_scores))
+            found = self._best(place, 2 * x[var] - 1, np.zeros(self._structured[place].num_scores))
             if found is not None:
                 x[var] = found
         return x
@@ -351,9 +338,7 @@ class LocalSearch:
         scores = given[self._state_of] - given[self._ptr[self._unit_of]]
         rows = self._rows
         scores -= np.bincount(rows.col, rows.coef * price[rows.row], len(x))
-        first = len(self._graph.pairs) + self._graph.oracles.score_ptr[place]
-        entry = self._graph.entries[self._graph.oracles.positions[place]]
-        own = self._numbers.eta_v[0, first : first + entry.num_scores].astype(np.float64)
+        own = self._inputs.factor_scores(0, self._structured[place])
         found = self._best(place, scores[var], own)
         if found is None:
             return None
@@ -362,46 +347,40 @@ class LocalSearch:
         return np.asarray(moved)
 
     def _best(self, place: int, scores: FloatArray, own: FloatArray) -> FloatArray | None:
-        graph, oracles = self._graph, self._graph.oracles
-        entry = graph.entries[oracles.positions[place]]
+        kind = self._structured[place].kind
         present = self.present[self._variables(place)]
         if not present.any():
             return np.zeros(len(scores))
         scores = np.where(present, scores, -np.inf)
-        if entry.oracle == CALLBACK:
-            factor = self._numbers.oracles[place]
-            answer = factor.map(scores.reshape(factor.variable_shape), factor.own_scores(own))
-            return None if answer is None else np.asarray(factor.checked(answer, scores)[0])
+        if kind == OracleKind.callback:
+            answer = self._inputs.oracles[place].ask(scores, own)
+            return None if answer is None else np.asarray(answer[0])
         on, _, found = best_structures(
-            entry.oracle,
-            np.array(entry.shape, dtype=np.int32),
+            kind,
+            self._structured[place].shape,
             scores[None].astype(np.float64),
             own[None].astype(np.float64),
-            self._oracle_params[0, place : place + 1],
+            self._inputs.oracle_params[0, place : place + 1],
         )
         if not found[0]:
             return None
         return np.bincount(on[on >= 0], minlength=len(scores)).astype(np.float64)
 
 
-def _lowered(graph: CompiledGraph, numbers: Numbers) -> _Rows:
+def _lowered(inputs: Inputs) -> _Rows:
     """The rows that say something."""
-    if graph.num_rows == 0:
+    model = inputs.model
+    if model.num_rows == 0:
         none = np.zeros(0, np.int64)
         return _Rows(none, none, np.zeros(0), np.zeros(0), np.zeros(0, bool))
-    rows = graph.lower(numbers.params, 1, np.float64)
-    number = np.repeat(np.arange(graph.num_rows), np.diff(graph.row_ptr))
-    all_rows = _Rows(
-        number,
-        graph.col.astype(np.int64),
-        rows.coef[0],
-        rows.rhs[0],
-        graph.row_kind == EQUALITY,
-    )
-    if numbers.mask is None:
+    coef, rhs = inputs.rows
+    number = np.repeat(np.arange(model.num_rows), np.diff(model.row_ptr))
+    equal = model.row_kind == int(RowKind.equality)
+    all_rows = _Rows(number, model.col.astype(np.int64), coef[0], rhs[0], equal)
+    present = inputs.rows_present()
+    if present is None:
         return all_rows
-    nobody = np.zeros(graph.num_variables, bool)
-    return all_rows.without(~graph.rows_present(numbers.mask)[0], nobody)
+    return all_rows.without(~present[0], np.zeros(model.num_variables, bool))
 
 
 def _offsets(lengths: npt.NDArray[Any], dtype: npt.DTypeLike = np.int32) -> npt.NDArray[Any]:

@@ -6,31 +6,31 @@ less the score of the target. By Danskin's theorem the gradient is the differenc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from factormax import engine
-from factormax._numpy import Solve
+from factormax import _engines
+from factormax._inputs import Inputs
+from factormax._options import Options
+from factormax._raw import RawSolution
 from factormax.arrays import FloatArray, to_numpy
 from factormax.checks import one_of, shown
-from factormax.compiled import Wiring
-from factormax.conflict import Conflicts, conflicts_of, name_of
-from factormax.engine import Numbers, Options, RawSolution
+from factormax.conflict import Conflicts, name_of
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
-from factormax.factors.clamp import FREE, clamp_params, clamp_spec
 from factormax.queries.assignment import check_assignment, score_features
+from factormax.queries.decode import FREE
 from factormax.status import Status
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["KINDS", "Target", "evaluate", "loss"]
+__all__ = ["KINDS", "Target", "evaluate", "flat_target"]
 
 KINDS = ("sparsemap", "perceptron", "hinge")
 
@@ -44,61 +44,43 @@ class Target:
     known: npt.NDArray[np.bool_] | None  # (B, n), None: all
     cost: FloatArray | None  # (B, n) of "hinge"
     factors: list[BaseFactor]  # of the graph
+    batch_shape: tuple[int, ...]
 
-
-def loss(
-    graph: FactorGraph,
-    targets: Mapping[Variable, Any],
-    kind: str,
-    cost: Any,
-    mask: Any,
-    options: Options,
-    temperature: Any = None,
-) -> Any:
-    """The losses of a graph's instances; see `FactorGraph.loss`."""
-    one_of("kind", kind, KINDS)
-    if cost is not None and kind != "hinge":
-        raise ValueError(f'cost is of kind="hinge", not of {kind!r}.')
-    target = _flat_target(graph, targets, kind, cost, mask)
-    options = replace(options, linear=kind != "sparsemap")
-    if graph.uses_torch:
-        from factormax.torch import loss as torch_loss
-
-        return torch_loss(graph, target, options, temperature)
-    from factormax._numpy import start
-
-    task = start(graph, temperature)
-    values, _, _ = evaluate(task, target, options)
-    graph.set_answer(*task.answer(graph))
-    conflicts = conflicts_of(graph.factors, task.wiring, task.numbers, task.raw)
-    engine.report_failures(task.raw, options.on_failure, conflicts=conflicts)
-    return values.reshape(task.batch_shape)
+    def of_instance(self, i: int) -> str:
+        """What a message says of where it is."""
+        if not self.batch_shape:
+            return ""
+        return f" of instance {tuple(int(k) for k in np.unravel_index(i, self.batch_shape))}"
 
 
 def evaluate(
-    task: Solve, target: Target, options: Options
+    inputs: Inputs,
+    target: Target,
+    options: Options,
+    ask: Callable[[Inputs, Options], RawSolution],
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The loss of each instance, `(B,)`, and its gradients with respect to the flat scores."""
-    numbers = task.numbers
-    here = numbers.eta_u != -np.inf
-    if numbers.mask is not None:
-        here &= numbers.mask
-    y = np.where(here, target.values, 0).astype(numbers.eta_u.dtype)
-    asked = numbers
+    """The loss of each instance, `(B,)`, and its gradients with respect to the flat scores.
+
+    ask: answers a query.
+    """
+    here = inputs.present
+    y = np.where(here, target.values, 0).astype(inputs.eta_u.dtype)
+    asked = inputs
     constant: Any = 0.0
     if target.cost is not None:  # sum of cost * (mu + y - 2 mu y), where y is known
         cost = target.cost if target.known is None else np.where(target.known, target.cost, 0)
-        asked = replace(numbers, eta_u=numbers.eta_u + np.where(here, cost * (1 - 2 * y), 0))
+        more = np.where(here, cost * (1 - 2 * y), 0)
+        asked = inputs.wide().replace(eta_u=inputs.eta_u + more)
         constant = (cost * y).sum(axis=1)
-    raw = task.ask(asked, options)
+    raw = ask(asked, options)
     if target.known is None or not len(y):
-        n_y = _features(task, target, y)
-        score = np.where(y > 0, numbers.eta_u, 0).sum(axis=1, dtype=np.float64)
-        score = score + score_features(numbers, n_y)
+        n_y = _features(inputs, target, y)
+        score = np.where(y > 0, inputs.eta_u, 0).sum(axis=1, dtype=np.float64)
+        score = score + score_features(inputs, n_y)
         if not options.linear:
             score = score - 0.5 * (y * y).sum(axis=1, dtype=np.float64)
     else:
-        other = _best_completion(task, target, y, here, options)
+        other = _best_completion(inputs, target, y, options)
         y, n_y, score = other.mu, other.mu_v, other.objective
     solved = (raw.status != Status.INFEASIBLE.code) & np.isfinite(score)
     # An answer of a linear program may miss the target's score by its tolerance.
@@ -109,66 +91,49 @@ def evaluate(
     return values, grad_u, grad_v
 
 
-def _features(task: Solve, target: Target, y: FloatArray) -> FloatArray:
+def _features(inputs: Inputs, target: Target, y: FloatArray) -> FloatArray:
     """What the factors' scores are multiplied by at the target, which must satisfy all factors."""
-    checked = check_assignment(task.wiring, task.numbers, y.astype(np.float64))
+    checked = check_assignment(inputs, y.astype(np.float64))
     if not checked.feasible.all():
         first = int(np.argmin(checked.feasible))
         position, k = checked.broken[first] or (0, 0)
         name = name_of(target.factors[position], k)
         raise GraphError(
-            f"The target{_of_instance(task, first)} breaks {name}. A target must satisfy every "
+            f"The target{target.of_instance(first)} breaks {name}. A target must satisfy every "
             f"factor; mask the entries that are not known."
         )
     return checked.features
 
 
 def _best_completion(
-    task: Solve, target: Target, y: FloatArray, here: npt.NDArray[np.bool_], options: Options
+    inputs: Inputs, target: Target, y: FloatArray, options: Options
 ) -> RawSolution:
     """The same query with the known entries held at the target."""
-    assert target.known is not None
-    wiring, numbers = task.wiring, task.numbers
-    held = np.where(target.known & here, y, FREE).astype(np.int8)
-    spec, literals = clamp_spec(np.arange(wiring.num_variables))
-    extended = Wiring(
-        wiring.num_variables,
-        ";".join(filter(None, [wiring.spec, spec])),
-        np.concatenate([wiring.literals, literals]),
-        wiring.checked,
-    )
-    clamped = Numbers(
-        numbers.eta_u,
-        numbers.eta_v,
-        np.concatenate([numbers.params, clamp_params(held)]),
-        numbers.mask,
-        numbers.oracles,
-    )
-    raw = engine.solve(extended, clamped, options)
+    held = np.where(target.known & inputs.present, y, FREE).astype(np.int8)
+    asked = inputs.replace(held=held)
+    raw = _engines.solve(asked, options)
     bad = raw.status == Status.INFEASIBLE.code
     if bad.any():
         first = int(np.argmax(bad))
-        names = Conflicts(target.factors, extended, clamped, raw)(first)
+        names = Conflicts(target.factors, asked, raw)(first)
         broken = f" It breaks {'; '.join(names)}." if names else ""
         raise GraphError(
-            f"The known part of the target{_of_instance(task, first)} satisfies the factors under "
-            f"no completion.{broken}"
+            f"No completion of the known entries of the target{target.of_instance(first)} "
+            f"satisfies every factor.{broken}"
         )
     return raw
-
-
-def _of_instance(task: Solve, i: int) -> str:
-    if not task.batch_shape:
-        return ""
-    return f" of instance {tuple(int(k) for k in np.unravel_index(i, task.batch_shape))}"
 
 
 # ---- Laying the targets out ----------------------------------------------------------------------
 
 
-def _flat_target(
+def flat_target(
     graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
 ) -> Target:
+    """The arguments of `FactorGraph.loss`, checked and laid out."""
+    one_of("kind", kind, KINDS)
+    if cost is not None and kind != "hinge":
+        raise ValueError(f'cost is only for kind="hinge", not for {kind!r}.')
     if not isinstance(targets, Mapping) or not targets:
         raise GraphError("loss takes a dict from variables to 0/1 targets, as in loss({u: y}).")
     for u in targets:
@@ -176,30 +141,30 @@ def _flat_target(
             raise GraphError(f"loss: {u!r} is no variable of this graph.")
         if u.negated:
             raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
-    shape = graph.known_batch_shape()
+    shape = graph._known_batch_shape()
     batch = int(np.prod(shape, dtype=np.int64))
-    values = np.zeros((batch, graph.num_variables))
-    given = np.zeros(graph.num_variables, dtype=bool)
+    values = np.zeros((batch, graph._num_variables))
+    given = np.zeros(graph._num_variables, dtype=bool)
     for u, target in targets.items():
         array = to_numpy(target)
         if not np.isin(array, (0, 1)).all():
             raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
         index = u.index.reshape(-1)
-        counts = np.bincount(index, minlength=graph.num_variables) + given
+        counts = np.bincount(index, minlength=graph._num_variables) + given
         if counts.max(initial=0) > 1:
-            twice = graph.scalar_name(int(np.argmax(counts)))
+            twice = graph._scalar_name(int(np.argmax(counts)))
             raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
         values[:, index] = _fit(u, "the target", array, shape)
         given[index] = True
-    needed = np.ones(graph.num_variables, dtype=bool)
-    for t in graph.tensors:
+    needed = np.ones(graph._num_variables, dtype=bool)
+    for t in graph._tensors:
         if t.mask is not None:
             full = np.broadcast_to(to_numpy(t.mask), (*shape, *t.shape)).reshape(batch, t.size)
             needed[t.start : t.start + t.size] = full.any(axis=0)
     missing = np.flatnonzero(needed & ~given)
     if len(missing):
         raise GraphError(
-            f"loss: {graph.scalar_name(int(missing[0]))} has no target. Give one for every "
+            f"loss: {graph._scalar_name(int(missing[0]))} has no target. Give one for every "
             f"variable; mask= says which of its entries are not known."
         )
     known = None
@@ -215,7 +180,7 @@ def _flat_target(
             known[:, u.index.reshape(-1)] = _fit(u, "the mask of the target", array, shape)
     costs = None
     if kind == "hinge":
-        costs = np.ones((batch, graph.num_variables))
+        costs = np.ones((batch, graph._num_variables))
         for u, part in _by_variable(graph, "cost", 1.0 if cost is None else cost, targets):
             array = to_numpy(part)
             if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
@@ -223,7 +188,7 @@ def _flat_target(
                     f"loss: the cost of {u.name} must be made of finite numbers, got {shown(part)}."
                 )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
-    return Target(kind, values, known, costs, list(graph.factors))
+    return Target(kind, values, known, costs, list(graph._factors), shape)
 
 
 def _by_variable(

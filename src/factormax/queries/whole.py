@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from factormax import engine
+from factormax import _engines
+from factormax._inputs import Inputs
+from factormax._options import Options
+from factormax._raw import RawSolution
 from factormax.arrays import FloatArray, IndexArray
-from factormax.compiled import Wiring, compile_wiring
-from factormax.engine import Numbers, Options, RawSolution, one_instance
 from factormax.queries.assignment import check_assignment, score_assignment
 from factormax.queries.decode import decode, structures_of
 from factormax.status import Status
@@ -27,9 +28,7 @@ _CHANGES = ((1e-3, False), (1e-3, True), (1e-5, True))
 _MOST_NODES = 16  # of an instance whose relaxation is not tight
 
 
-def whole_structures(
-    wiring: Wiring, numbers: Numbers, options: Options, raw: RawSolution
-) -> RawSolution:
+def whole_structures(inputs: Inputs, options: Options, raw: RawSolution) -> RawSolution:
     """The solution, changed in place: a structure for every instance that has one.
 
     An instance whose structure is not proved to be the best has the status NOT_PROVED; if none is
@@ -40,12 +39,12 @@ def whole_structures(
         return raw
     left = np.flatnonzero(fractional)
     for share, noise in _CHANGES:
-        left = _solve_apart(wiring, numbers, options, raw, left, share, noise)
+        left = _solve_apart(inputs, options, raw, left, share, noise)
         if not left.size:
             break
     search = replace(options, whole=False, search=(_MOST_NODES, None))
     for i in left:
-        found = decode(wiring, one_instance(wiring, numbers, int(i)), search, _MOST_NODES, None)
+        found = decode(inputs.instance(int(i)), search, _MOST_NODES, None)
         raw.iterations[i] += found.passes
         raw.oracle_calls[i] += found.calls
         raw.upper_bound[i] = min(raw.upper_bound[i], found.upper_bound)
@@ -56,15 +55,13 @@ def whole_structures(
         if found.status is Status.INFEASIBLE:
             raw.mu[i] = raw.mu_v[i] = np.nan
             raw.objective[i] = raw.upper_bound[i] = -np.inf
-    graph = compile_wiring(wiring)
     if raw.integral.all():
-        raw.structures = structures_of(graph, list(raw.mu))
+        raw.structures = structures_of(inputs.model, list(raw.mu))
     return raw
 
 
 def _solve_apart(
-    wiring: Wiring,
-    numbers: Numbers,
+    inputs: Inputs,
     options: Options,
     raw: RawSolution,
     index: IndexArray,
@@ -72,11 +69,9 @@ def _solve_apart(
     noise: bool,
 ) -> IndexArray:
     """Solves these instances with slightly other scores; returns those that are still open."""
-    some = _instances(wiring, numbers, index)
+    some = inputs.instances(index).wide()
     scores = some.eta_u
-    finite = np.where(np.isfinite(scores), scores, np.nan)
-    if some.mask is not None:
-        finite = np.where(some.mask, finite, np.nan)
+    finite = np.where(some.present, scores, np.nan)
     count = np.maximum(np.isfinite(finite).sum(axis=1), 1)
     mean = np.nansum(finite, axis=1) / count
     size = np.sqrt(np.nansum((finite - mean[:, None]) ** 2, axis=1) / count)
@@ -85,13 +80,13 @@ def _solve_apart(
     random = np.random.default_rng(0).random(n)
     # Those that come first win; where sums of places tie too, a little noise decides.
     change = random if noise else (np.arange(n)[::-1] + 0.25 * random) / n
-    noisy = replace(some, eta_u=scores + share * size * change)
+    noisy = some.replace(eta_u=scores + share * size * change)
     tight = replace(options, whole=False, tol=min(options.tol, 1e-9), surrogate=None)
-    again = engine.solve(wiring, noisy, tight)
+    again = _engines.solve(noisy, tight)
     raw.iterations[index] += again.iterations
     raw.oracle_calls[index] += again.oracle_calls
     x = np.where(np.isfinite(again.mu), np.round(again.mu), 0.0)
-    checked = check_assignment(wiring, some, x)
+    checked = check_assignment(some, x)
     values = score_assignment(some, x, checked)
     relaxed = raw.objective[index]
     good = checked.feasible & (values >= relaxed - options.tol * (1 + np.abs(relaxed)))
@@ -105,15 +100,3 @@ def _take(raw: RawSolution, i: int, x: FloatArray, features: FloatArray, value: 
     raw.mu[i], raw.mu_v[i], raw.objective[i] = x, features, value
     raw.integral[i] = True
     raw.primal_residual[i] = 0
-
-
-def _instances(wiring: Wiring, numbers: Numbers, index: IndexArray) -> Numbers:
-    """The numbers of some instances, in float64."""
-    graph = compile_wiring(wiring)
-    return replace(
-        numbers,
-        eta_u=numbers.eta_u[index].astype(np.float64),
-        eta_v=numbers.eta_v[index].astype(np.float64),
-        mask=None if numbers.mask is None else numbers.mask[index],
-        params=graph.params_of_instances(numbers.params, index, len(numbers.eta_u)),
-    )

@@ -1,0 +1,12 @@
+// What each file of the bindings adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace factormax::python {
+
+void bind_model(nanobind::module_& m);
+void bind_solve(nanobind::module_& m);
+void bind_search(nanobind::module_& m);
+
+}  // namespace factormax::python

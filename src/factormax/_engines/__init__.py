@@ -1,0 +1,104 @@
+"""Engines: what solves a batch, and differentiates it, on one kind of device.
+
+An engine is chosen by the device of the scores. Where it can't, the CPU takes its place, and
+`solution.engine` tells why. To add one, write a class with the four members of `Engine`, and put an
+instance of it into `ENGINES`, before the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._engines.cpu import CpuEngine
+from factormax._inputs import Inputs, structured_of
+from factormax._options import Options
+from factormax._raw import RawSolution
+from factormax.arrays import FloatArray
+from factormax.factors.base import BaseFactor
+
+__all__ = ["ENGINES", "Engine", "choose", "solve", "vjp"]
+
+
+class Engine(Protocol):
+    """What every engine has."""
+
+    name: str
+
+    def supports(self, inputs: Inputs, options: Options) -> tuple[bool, str]:
+        """Whether it can answer this, and if not, why not."""
+
+    def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
+        """The answers; `warm`: `(B, multipliers)` to begin from."""
+
+    def vjp(
+        self,
+        inputs: Inputs,
+        raw: RawSolution,
+        grad_mu: FloatArray | None,
+        grad_mu_v: FloatArray | None,
+        grad_prob: npt.NDArray[np.float64] | None,
+    ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
+        """The gradients of `eta_u` and `eta_v`, `(B, ...)`, from those of the answers; None is 0.
+
+        And how well the system of each instance was solved, and the worst of that. `grad_prob` is
+        that of the probabilities of the structures, in their order.
+        """
+
+
+#: In the order in which they are asked.
+ENGINES: list[Engine] = [CpuEngine()]
+
+
+def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
+    """The engine for these, and why it is not one on the device of the scores; "" if it is."""
+    kind = inputs.device.split(":")[0]
+    reason = "" if kind == "cpu" else f"there is no engine for {kind}"
+    for engine in ENGINES:
+        if engine.name not in (kind, "cpu"):
+            continue
+        supported, why = engine.supports(inputs, options)
+        if supported:
+            return engine, "" if engine.name == kind else reason
+        reason = why
+    raise NotImplementedError(reason)
+
+
+def solve(inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
+    """Solves a batch. The scores hold no NaN and no +inf where the mask is set."""
+    if warm is not None:
+        warm = np.ascontiguousarray(warm, inputs.eta_u.dtype)
+        if not np.isfinite(warm).all():
+            raise ValueError(
+                "warm_start: the multipliers of the earlier solution hold NaN or an infinity. "
+                "Start from a solution that converged, or without one."
+            )
+    if inputs.model.num_structured and inputs.here is not None:
+        _check_masks(inputs)
+    engine, reason = choose(inputs, options)
+    raw = engine.solve(inputs, options, warm)
+    raw.engine = f"{engine.name} ({reason})" if reason else engine.name
+    return raw
+
+
+def vjp(
+    inputs: Inputs,
+    raw: RawSolution,
+    grad_mu: FloatArray | None = None,
+    grad_mu_v: FloatArray | None = None,
+    grad_prob: npt.NDArray[np.float64] | None = None,
+) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
+    """The derivative of a solve, by the engine that solved; see `Engine.vjp`."""
+    name = raw.engine.split(" ")[0]
+    engine = next(e for e in ENGINES if e.name == name)
+    return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
+
+
+def _check_masks(inputs: Inputs) -> None:
+    """Raises where a structured factor can't do without what is masked."""
+    for factor in structured_of(inputs.model):
+        own: Any = BaseFactor._registry.get(factor.name)
+        if own is not None and inputs.here is not None:
+            own._check_mask(inputs.here[:, factor.variables], tuple(factor.shape.tolist()))

@@ -1,0 +1,1 @@
+"""Fronts: each knows one array library, and keeps its tape."""

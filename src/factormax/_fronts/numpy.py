@@ -1,0 +1,190 @@
+"""The NumPy front: arrays in, arrays out, and an explicit vector–Jacobian product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._options import Options
+from factormax._report import report_failures
+from factormax._task import Task
+from factormax.checks import shown
+from factormax.conflict import conflicts_of
+from factormax.errors import GraphError, ShapeError
+from factormax.factors.base import BaseFactor
+from factormax.queries.loss import Target, evaluate
+from factormax.solution import Solution
+from factormax.variable import Variable
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["loss", "solve", "start"]
+
+
+def start(graph: FactorGraph, temperature: Any = None) -> Task:
+    """The arrays of a graph, ready to be solved."""
+    dtype = _compute_dtype(graph)
+    scores = [
+        None if t.scores is None else t.scores.astype(dtype, copy=False) for t in graph._tensors
+    ]
+    own = [p.given.astype(dtype, copy=False) for p in graph._score_parts()]
+    return Task(graph, scores, own, dtype, temperature)
+
+
+def solve(
+    graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
+) -> Solution:
+    """Answers a query of a graph."""
+    task = start(graph, temperature)
+    warm = None
+    if warm_start is not None:
+        warm = graph._check_multipliers(warm_start, task.batch, task.inputs.model.num_dual)
+    raw = task.run(options, warm)
+    _set_answer(graph, task)
+    solution = Solution(
+        raw.objective.reshape(task.batch_shape),
+        raw,
+        task.batch_shape,
+        options.query,
+        differentiate=_Derivative(graph, task),
+        conflicts=conflicts_of(graph._factors, task.inputs, raw),
+    )
+    report_failures(raw, options.on_failure, solution, solution.conflicts)
+    return solution
+
+
+def loss(
+    graph: FactorGraph, target: Target, options: Options, temperature: Any = None
+) -> npt.NDArray[Any]:
+    """The losses of a graph's instances; see `factormax.queries.loss`."""
+    task = start(graph, temperature)
+    values, _, _ = evaluate(task.inputs, target, options, task.ask)
+    _set_answer(graph, task)
+    conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
+    report_failures(task.raw, options.on_failure, conflicts=conflicts)
+    return values.reshape(task.batch_shape)
+
+
+def _set_answer(graph: FactorGraph, task: Task) -> None:
+    """What the variables and factors then hand out: copies, to write into."""
+    values = [
+        v.astype(_value_dtype(t.scores))
+        for v, t in zip(task.values(), graph._tensors, strict=True)
+    ]
+    factor_values = [np.array(v) for v in task.factor_values()]
+    graph._set_answer(
+        values,
+        list(zip(graph._score_parts(), factor_values, strict=True)),
+        task.answers(graph._structured, task.found, np.asarray),
+    )
+
+
+class _Derivative:
+    """What `Solution.vjp` calls: from gradients by variable and factor to those of scores."""
+
+    def __init__(self, graph: FactorGraph, task: Task) -> None:
+        self.graph, self.task = graph, task
+        self.tensors = list(graph._tensors)
+        self.parts, self.structured = graph._score_parts(), list(graph._structured)
+
+    def __call__(
+        self,
+        grads: Mapping[Variable | BaseFactor, Any],
+        probs: Mapping[BaseFactor, Any],
+        objective: Any,
+    ) -> dict[Any, Any]:
+        task = self.task
+        values, factors = self._of_values(grads)
+        found = [task.pull_back(values, factors, self._of_objective(objective))]
+        if probs:
+            found.append(task.pull_back_probs(self._of_probs(probs)))
+        out: dict[Any, Any] = {}
+        for t, *grad in zip(self.tensors, *[f.variables for f in found], strict=True):
+            total = sum(grad[1:], grad[0])
+            out[t.variable] = total.astype(_value_dtype(t.scores), copy=False)
+        if task.temperature is not None:
+            out["temperature"] = sum([f.temperature for f in found])
+        for part, *own in zip(self.parts, *[f.factors for f in found], strict=True):
+            grad = sum(own[1:], own[0])
+            first = part is part.factor._score_parts[0]
+            name = part.factor if first else (part.factor, part.label)
+            out[name] = out[name] + grad if name in out else grad
+        return out
+
+    def _of_values(self, grads: Mapping[Any, Any]) -> tuple[list[Any], list[Any]]:
+        values: list[Any] = [None] * len(self.tensors)
+        factors: list[Any] = [None] * len(self.parts)
+        for key, given in grads.items():
+            grad = np.asarray(given)
+            place = next((i for i, p in enumerate(self.parts) if p.factor is key), None)
+            if isinstance(key, Variable) and key.graph is self.graph:
+                if key.position < len(self.tensors):
+                    self._add_slice(key, grad, values)
+                    continue
+            if place is None:
+                raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
+            shape = (*self.task.batch_shape, *self.parts[place].own_shape)
+            _require_shape(self.parts[place].factor.name, grad, shape)
+            factors[place] = grad
+        return values, factors
+
+    def _of_probs(self, probs: Mapping[BaseFactor, Any]) -> list[Any]:
+        grads: list[Any] = [None] * len(self.structured)
+        for factor, grad in probs.items():
+            place = next((i for i, f in enumerate(self.structured) if f is factor), None)
+            if place is None:
+                raise GraphError(f"{factor!r} has no probabilities in this solution.")
+            shape = (*self.task.shape_of(place), self.task.supports[place].width)
+            _require_shape(f"probs of {self.structured[place].name}", np.asarray(grad), shape)
+            grads[place] = np.asarray(grad, dtype=np.float64)
+        return grads
+
+    def _of_objective(self, objective: Any) -> Any:
+        if objective is None:
+            return None
+        array, shape = np.asarray(objective), self.task.batch_shape
+        if array.dtype.kind not in "fiub" or array.shape not in ((), shape):
+            raise ShapeError(
+                f"vjp: the gradient of the objective must be made of numbers, in the shape "
+                f"{shape}, got {shown(objective)}."
+            )
+        return np.broadcast_to(array, shape)
+
+    def _add_slice(self, key: Variable, grad: npt.NDArray[Any], values: list[Any]) -> None:
+        """Adds the gradient of a variable's or a slice's value to that of the whole tensor."""
+        task, place = self.task, key.position
+        _require_shape(key.name, grad, (*task.batch_shape, *key.shape))
+        if not key.keys and not key.negated and values[place] is None:
+            values[place] = grad
+            return
+        slot = task.layout.tensors[place]
+        before = np.zeros((task.batch, slot.size)) if values[place] is None else values[place]
+        values[place] = np.array(before).reshape(task.batch, slot.size)
+        flat = grad.reshape(task.batch, key.size)
+        places: Any = (slice(None), key.index.reshape(-1) - slot.start)
+        # A slice may hold a variable twice.
+        np.add.at(values[place], places, -flat if key.negated else flat)
+
+
+def _compute_dtype(graph: FactorGraph) -> type[np.floating[Any]]:
+    """float32 if all scores are of at most that precision, else float64."""
+    given = [t.scores for t in graph._tensors if t.scores is not None]
+    given += [p.given for p in graph._score_parts() if p.given.ndim > 0]
+    small = given and all([a.dtype in (np.float32, np.float16) for a in given])
+    return np.float32 if small else np.float64
+
+
+def _value_dtype(scores: npt.NDArray[Any] | None) -> np.dtype[Any]:
+    """The caller's dtype; integers become float64."""
+    if scores is None or scores.dtype.kind != "f":
+        return np.dtype(np.float64)
+    return scores.dtype
+
+
+def _require_shape(name: str, grad: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    if grad.shape != shape:
+        raise ShapeError(f"{name}: its value has shape {shape}, got a gradient of {grad.shape}.")

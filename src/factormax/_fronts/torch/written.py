@@ -1,0 +1,223 @@
+"""A graph as a text and whole numbers, which are all that an operator of torch takes.
+
+The text says what the graph is made of; all that may change with the sizes of tensors is among the
+numbers, which are symbolic while `torch.compile` traces. `Written.read` makes the graph's model of
+it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from factormax._core import Model, OracleKind
+from factormax._model import model_of
+from factormax._options import Options
+from factormax.factors.base import BaseFactor, RowFactor
+from factormax.factors.scores import Scores
+from factormax.factors.structured import StructuredFactor
+from factormax.scope import ListedPart, Part
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["Read", "read", "written"]
+
+Names = list[tuple[str, tuple[int, ...]]]
+
+
+@dataclass
+class Written:
+    """A graph, and how to solve it."""
+
+    text: str
+    sizes: list[int] = field(default_factory=list)
+    literals: list[Any] = field(default_factory=list)  # of parts that are lists, `(k, d)`
+    numbers: list[float] = field(default_factory=list)  # parameters that are one number
+    params: list[Any] = field(default_factory=list)  # the others, `(1 | B, size)`
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was written."""
+
+    factors: tuple[BaseFactor, ...]
+    options: Options
+    tensors: Names
+    scores: Names
+    allow_minus_inf: list[bool]
+
+    def model(self, num_variables: int) -> Model:
+        """The compiled model, with the parts that are lists in their place."""
+        return model_of(num_variables, self.factors)
+
+
+def written(graph: FactorGraph, options: Options) -> Written:
+    """A graph, and how to solve it."""
+    out = Written("")
+    links = _links(graph._structured)
+    factors = [_write_factor(f, next(links) if f.structured else 0, out) for f in graph._factors]
+    o = options
+    numbers = [repr(n) for n in (o.tol, o.max_iter, o.max_inner_iter, o.step_size)]
+    tensors = [_write_shape(t.name, t.shape, out) for t in graph._tensors]
+    allowed = {True: "+", False: "-"}
+    scores = [
+        _write_shape(allowed[p.allow_minus_inf] + name, shape, out)
+        for p, (name, shape) in zip(graph._score_parts(), graph._score_layout(), strict=True)
+    ]
+    parts = [factors, [o.method, *numbers, o.on_failure], tensors, scores]
+    out.text = "\x1d".join(["\x1e".join(part) for part in parts])
+    return out
+
+
+def _links(structured: Sequence[StructuredFactor]) -> Iterator[int]:
+    """How each is linked: 0, not; 1, all but the first of its call; 2, all of them.
+
+    The variables may not be there to compare: what shares a tensor may share a variable.
+    """
+    seen: set[int] = set()
+    for f in structured:
+        own = {u.position for u in f._given}
+        yield 2 if seen & own else int(f._count != 1)
+        seen |= own
+
+
+def _write_shape(name: str, shape: tuple[int, ...], out: Written) -> str:
+    out.sizes += shape
+    return f"{name}\x1f{len(shape)}"
+
+
+def _write_factor(factor: BaseFactor, link: int, out: Written) -> str:
+    words = [factor._registered]
+    for part in factor._scope:
+        if isinstance(part, ListedPart):
+            words.append("L")
+            out.literals.append(part.literals)
+            continue
+        words.append(f"{'~' if part.negated else '+'}{len(part.outer)},{len(part.inner)}")
+        out.sizes += [part.offset, *part.outer, *part.outer_strides]
+        out.sizes += [*part.inner, *part.inner_strides]
+    flags = ""
+    for param in factor._params:
+        flags += "n" if isinstance(param, float) else "a"
+        (out.numbers if isinstance(param, float) else out.params).append(param)
+    extra = ""
+    if isinstance(factor, StructuredFactor):
+        extra = f"{int(factor._oracle)},{link},{len(factor._oracle_shape)}"
+        out.sizes += [factor._num_scores, factor._slots, *factor._oracle_shape]
+    return "\x1f".join([" ".join(words), flags, extra])
+
+
+def read(
+    text: str,
+    sizes: Sequence[int],
+    literals: Sequence[Any],
+    numbers: Sequence[float],
+    params: Sequence[Any],
+) -> Read:
+    """What was written. While tracing, sizes are symbolic, and arrays have a shape only."""
+    if literals or params or not all([type(s) is int for s in sizes]):
+        return _read(text, sizes, literals, numbers, params)
+    return _remembered(text, tuple(sizes), tuple(numbers))
+
+
+@lru_cache(maxsize=256)
+def _remembered(text: str, sizes: tuple[int, ...], numbers: tuple[float, ...]) -> Read:
+    return _read(text, sizes, (), numbers, ())
+
+
+def _read(
+    text: str,
+    sizes: Sequence[int],
+    literals: Sequence[Any],
+    numbers: Sequence[float],
+    params: Sequence[Any],
+) -> Read:
+    factors, options, tensors, scores = [part.split("\x1e") for part in text.split("\x1d")]
+    size, listed = iter(sizes), iter(literals)
+    number, array = iter(numbers), iter(params)
+    made = []
+    for entry in filter(None, factors):
+        words, flags, extra = entry.split("\x1f")
+        factor = _read_factor(words.split(" "), extra, size, listed)
+        factor._params = tuple([next(number) if f == "n" else next(array) for f in flags])
+        made.append(factor)
+    method, tol, max_iter, max_inner_iter, step_size, on_failure = options
+    named = _read_shapes(tensors, size)
+    owned = _read_shapes(scores, size)
+    return Read(
+        tuple(made),
+        Options(
+            method, float(tol), int(max_iter), int(max_inner_iter), float(step_size), on_failure
+        ),
+        named,
+        [(name[1:], shape) for name, shape in owned],
+        [name[0] == "+" for name, _ in owned],
+    )
+
+
+def _read_shapes(entries: list[str], size: Iterator[int]) -> Names:
+    found = []
+    for entry in filter(None, entries):
+        name, dims = entry.split("\x1f")
+        found.append((name, tuple([next(size) for _ in range(int(dims))])))
+    return found
+
+
+def _read_factor(
+    words: list[str], extra: str, size: Iterator[int], listed: Iterator[Any]
+) -> BaseFactor:
+    cls = BaseFactor._registry[words[0]]
+    factor: Any = cls.__new__(cls)
+    parts: list[Any] = []
+    for word in words[1:]:
+        if word == "L":
+            parts.append(ListedPart(next(listed)))
+            continue
+        outer, inner = (int(n) for n in word[1:].split(","))
+
+        def taken(count: int) -> tuple[int, ...]:
+            return tuple([next(size) for _ in range(count)])
+
+        parts.append(
+            Part(
+                word[0] == "~",
+                next(size),
+                taken(outer),
+                taken(outer),
+                taken(inner),
+                taken(inner),
+            )
+        )
+    factor._scope = tuple(parts)
+    factor._count, factor._size = parts[0].count, sum([p.size for p in parts])
+    if extra:
+        oracle, factor._link, dims = (int(n) for n in extra.split(","))
+        factor._oracle = OracleKind(oracle)
+        scores, factor._slots = next(size), next(size)
+        shape = (scores * factor._count,)
+        factor._score_parts = (Scores(factor, "scores", None, shape, shape),)
+        factor._oracle_shape = tuple([next(size) for _ in range(dims)])
+    return factor
+
+
+def num_dual(factors: Sequence[BaseFactor]) -> int:
+    """The number of multipliers, also where sizes are symbolic."""
+    total = 0
+    for f in factors:
+        if isinstance(f, RowFactor):
+            total += f.num_rows(f._size) * f._count
+        elif isinstance(f, StructuredFactor):
+            total += f._size * (f._count - 1 if f._link == 1 else f._count if f._link else 0)
+        else:
+            total += f._count
+    return total
+
+
+def checked_arrays(arrays: Sequence[Any]) -> list[Any]:
+    """Parameters and literals as contiguous arrays of NumPy."""
+    return [np.ascontiguousarray(a) for a in arrays]

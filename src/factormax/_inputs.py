@@ -1,0 +1,156 @@
+"""The numbers of a batch of instances, flat, as engines and queries take them."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import _core
+from factormax._core import Model
+from factormax.arrays import FloatArray, IndexArray
+
+__all__ = ["Inputs", "structured_of"]
+
+
+@lru_cache(maxsize=64)
+def structured_of(model: Model) -> tuple[_core.Structured, ...]:
+    """The structured factors of a model."""
+    return tuple(model.structured)
+
+
+class Inputs:
+    """The numbers of B instances of a model; never changed.
+
+    Attributes:
+        model: what they are the numbers of.
+        eta_u: `(B, n)`, the scores of the variables, float32 or float64.
+        eta_v: `(1 | B, P)`, the scores of the factors: of the pairs, then of structured factors.
+        params: the parameters of the factors, in their order: numbers, or `(1 | B, size)`.
+        mask: `(1 | B, n)`, False for variables that are off; None if none is.
+        oracles: for each structured factor the factor of the user's own, or None; () if none is.
+        held: `(B, n)`, variables held at 0 or 1 (others: −1), whatever B is otherwise.
+        device: where the scores came from.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        eta_u: FloatArray,
+        eta_v: FloatArray,
+        params: list[Any],
+        mask: npt.NDArray[np.bool_] | None = None,
+        oracles: tuple[Any, ...] = (),
+        held: npt.NDArray[np.int8] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.model = model
+        self.eta_u = eta_u
+        self.eta_v = eta_v
+        self.params = params
+        self.mask = mask
+        self.oracles = oracles
+        self.held = held
+        self.device = device
+
+    def replace(self, **changes: Any) -> Inputs:
+        """The same with other numbers."""
+        names = ("model", "eta_u", "eta_v", "params", "mask", "oracles", "held", "device")
+        return Inputs(**{name: getattr(self, name) for name in names} | changes)
+
+    @cached_property
+    def core(self) -> _core.Inputs:
+        """As the core takes them: checked, with the rows worked out."""
+        return _core.Inputs(
+            self.model,
+            np.ascontiguousarray(self.eta_u),
+            np.ascontiguousarray(self.eta_v),
+            self.params,
+            None if self.mask is None else np.ascontiguousarray(self.mask),
+            None if self.held is None else np.ascontiguousarray(self.held),
+        )
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.eta_u) if self.held is None else len(self.held)
+
+    @cached_property
+    def here(self) -> npt.NDArray[np.bool_] | None:
+        """`(B, n)`, the variables that are neither masked nor of a score of −inf; None: all."""
+        found: npt.NDArray[np.bool_] | None = self.core.mask
+        return found
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """The same, never None."""
+        shape = (self.batch, self.model.num_variables)
+        return np.ones(shape, bool) if self.here is None else self.here
+
+    @cached_property
+    def rows(self) -> tuple[FloatArray, FloatArray]:
+        """The coefficients and bounds of the rows, `(1 | B, entries)` and `(1 | B, R)`, in float64.
+
+        Their columns and kinds are the model's.
+        """
+        coef, rhs = self.wide().core.rows
+        return coef, rhs
+
+    def wide(self) -> Inputs:
+        """The same in float64."""
+        if self.eta_u.dtype == np.float64:
+            return self
+        return self.replace(
+            eta_u=self.eta_u.astype(np.float64), eta_v=self.eta_v.astype(np.float64)
+        )
+
+    def factor_scores(self, i: int, factor: _core.Structured) -> npt.NDArray[np.float64]:
+        """The scores of a structured factor in an instance."""
+        own = slice(factor.score_begin, factor.score_begin + factor.num_scores)
+        return np.asarray(self.eta_v[min(i, len(self.eta_v) - 1), own], dtype=np.float64)
+
+    @cached_property
+    def oracle_params(self) -> npt.NDArray[np.float64]:
+        """The parameter of each structured factor, `(1 | B, S)`; 0 where it has none."""
+        found: npt.NDArray[np.float64] = self.core.oracle_params
+        return found
+
+    def rows_present(self) -> npt.NDArray[np.bool_] | None:
+        """`(B, R)`: False for the rows of a factor all of whose variables are off; None: all."""
+        if self.here is None or not self.model.num_rows:
+            return None
+        model = self.model
+        first = model.row_ptr[model.block_ptr[:-1]]
+        blocks = np.logical_or.reduceat(self.here[:, model.col], first, axis=1)
+        return np.repeat(blocks, np.diff(model.block_ptr), axis=1)
+
+    def instances(self, index: IndexArray | list[int]) -> Inputs:
+        """The numbers of some instances."""
+
+        def taken(array: Any) -> Any:
+            return array if array is None or len(array) == 1 < self.batch else array[index]
+
+        params = [p if isinstance(p, float) else taken(p) for p in self.params]
+        if self.batch > 1:
+            params = [p if isinstance(p, float) else np.ascontiguousarray(p) for p in params]
+        return self.replace(
+            eta_u=taken(self.eta_u),
+            eta_v=taken(self.eta_v),
+            params=params,
+            mask=taken(self.mask),
+            held=taken(self.held),
+        )
+
+    def without_oracles(self) -> Inputs:
+        """The same, without what leads back to the graph; the rows stay worked out."""
+        if not self.oracles:
+            return self
+        kept = self.replace(oracles=())
+        kept.__dict__["core"] = self.core
+        return kept
+
+    def instance(self, i: int) -> Inputs:
+        """The numbers of one instance, as a batch of 1."""
+        return self if self.batch == 1 else self.instances([i])

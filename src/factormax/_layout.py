@@ -1,0 +1,216 @@
+"""From the arrays of a graph to flat ones and back, for any array library.
+
+The flat arrays have a row per instance: the variables of all tensors one after the other, and the
+factors' own scores likewise. What an array library has to offer for it is in `Space`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from factormax.factors.scores import Scores
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["Layout", "NumpySpace", "Space"]
+
+
+class Space(Protocol):
+    """The functions of an array library that laying out takes."""
+
+    @staticmethod
+    def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of zeros."""
+
+    @staticmethod
+    def ones(shape: tuple[int, ...]) -> Any:
+        """A boolean array, all True."""
+
+    @staticmethod
+    def joined(columns: list[Any]) -> Any:
+        """Matrices side by side."""
+
+    @staticmethod
+    def spread(array: Any, shape: tuple[int, ...]) -> Any:
+        """Broadcast to a shape."""
+
+    @staticmethod
+    def total(array: Any, axes: tuple[int, ...], keep: bool) -> Any:
+        """Summed over some axes, at least one, which stay with a size of 1 if asked."""
+
+
+class NumpySpace:
+    """NumPy."""
+
+    zeros = staticmethod(np.zeros)
+    spread = staticmethod(np.broadcast_to)
+
+    @staticmethod
+    def ones(shape: tuple[int, ...]) -> Any:
+        """A boolean array, all True."""
+        return np.ones(shape, bool)
+
+    @staticmethod
+    def joined(columns: list[Any]) -> Any:
+        """Matrices side by side."""
+        return np.concatenate(columns, axis=1)
+
+    @staticmethod
+    def total(array: Any, axes: tuple[int, ...], keep: bool) -> Any:
+        """Summed over some axes."""
+        return np.asarray(array.sum(axis=axes, keepdims=keep))
+
+
+class TensorSlot(NamedTuple):
+    """Where a variable tensor lies in the flat arrays, and its shape."""
+
+    start: int
+    size: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ScoreSlot:
+    """The shapes of a factor's scores: as it needs them, as given without and with the batch."""
+
+    count: int
+    shape: tuple[int, ...]
+    own_shape: tuple[int, ...]
+    given_shape: tuple[int, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all instances have the same."""
+        return len(self.given_shape) == len(self.own_shape)
+
+
+class Layout:
+    """Where everything of a graph lies. It holds shapes, and nothing of the graph.
+
+    Args:
+        batch_shape: the batch dimensions.
+        tensors: a start, a size and a shape for each tensor of variables.
+        parts: the scores of factors, in the order of the core.
+    """
+
+    def __init__(
+        self,
+        batch_shape: tuple[int, ...],
+        tensors: list[TensorSlot],
+        parts: list[Scores],
+    ) -> None:
+        self.batch_shape = batch_shape
+        self.batch = math.prod(batch_shape)
+        self.tensors = tensors
+        self.parts = [
+            ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts
+        ]
+
+    @classmethod
+    def of(cls, graph: FactorGraph) -> Layout:
+        """That of a graph."""
+        tensors = [TensorSlot(t.start, t.size, t.shape) for t in graph._tensors]
+        return cls(graph._known_batch_shape(), tensors, graph._score_parts())
+
+    # ---- flat ------------------------------------------------------------------------------------
+
+    def flat_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
+        """`(B, n)`, from arrays `(*batch, *shape)` in this dtype; None is zero."""
+        columns = [
+            xp.zeros((self.batch, t.size), dtype=dtype)
+            if s is None
+            else s.reshape((self.batch, t.size))
+            for s, t in zip(scores, self.tensors, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else xp.joined(columns)
+
+    def flat_factor_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
+        """`(1 | B, P)`: one row, if all instances share all of them."""
+        if not scores:
+            return xp.zeros((1, 0), dtype=dtype)
+        shared = all([f.shared for f in self.parts])
+        batch = () if shared else self.batch_shape
+        rows = 1 if shared else self.batch
+        columns = [
+            xp.spread(s, (*batch, *f.shape)).reshape((rows, f.count))
+            for s, f in zip(scores, self.parts, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else xp.joined(columns)
+
+    def flat_mask(self, xp: Any, masks: list[Any]) -> Any:
+        """`(B, n)`; None if there is none."""
+        if all([mask is None for mask in masks]):
+            return None
+        columns = [
+            xp.ones((self.batch, t.size))
+            if mask is None
+            else xp.spread(mask, (*self.batch_shape, *t.shape)).reshape((self.batch, t.size))
+            for mask, t in zip(masks, self.tensors, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else xp.joined(columns)
+
+    def flat_factor_grads(self, xp: Any, grads: list[Any], dtype: Any) -> Any:
+        """`(B, P)` from gradients of the values of factors; None is zero."""
+        columns = []
+        for grad, f in zip(grads, self.parts, strict=True):
+            if grad is None:
+                columns.append(xp.zeros((self.batch, f.count), dtype=dtype))
+                continue
+            missing = (1,) * (len(f.shape) - len(f.own_shape))
+            aligned = grad.reshape((*self.batch_shape, *missing, *f.own_shape))
+            full = xp.spread(aligned, (*self.batch_shape, *f.shape))
+            columns.append(full.reshape((self.batch, f.count)))
+        return columns[0] if len(columns) == 1 else xp.joined(columns)
+
+    # ---- and back --------------------------------------------------------------------------------
+
+    def by_tensor(self, columns: Any) -> list[Any]:
+        """From `(B, n)` to `(*batch, *shape)` of each tensor."""
+        if len(self.tensors) == 1:
+            return [columns.reshape((*self.batch_shape, *self.tensors[0].shape))]
+        return [
+            columns[:, t.start : t.start + t.size].reshape((*self.batch_shape, *t.shape))
+            for t in self.tensors
+        ]
+
+    def by_part(self, xp: Any, columns: Any) -> list[Any]:
+        """From `(B, P)` to `(*batch, *shape as given)`: what came from one score is summed."""
+        found, start = [], 0
+        for f in self.parts:
+            stop = start + f.count
+            own = columns[:, start:stop].reshape((*self.batch_shape, *f.shape))
+            found.append(self._summed(xp, own, f))
+            start = stop
+        return found
+
+    def by_given(self, xp: Any, columns: Any) -> list[Any]:
+        """The same in the shape of the scores as given: shared ones collect over the batch."""
+        found = []
+        dims = len(self.batch_shape)
+        for own, f in zip(self.by_part(xp, columns), self.parts, strict=True):
+            if f.shared:
+                found.append(xp.total(own, tuple(range(dims)), False) if dims else own)
+                continue
+            ones = tuple([i for i in range(dims) if f.given_shape[i] == 1 and own.shape[i] != 1])
+            found.append(xp.total(own, ones, True) if ones else own)
+        return found
+
+    def _summed(self, xp: Any, own: Any, f: ScoreSlot) -> Any:
+        """Sums what came from one broadcast score."""
+        dims = len(self.batch_shape)
+        extra = own.ndim - dims - len(f.own_shape)
+        if extra:
+            own = xp.total(own, tuple(range(dims, dims + extra)), False)
+        ones = tuple(
+            [
+                dims + i
+                for i, s in enumerate(f.own_shape)
+                if s == 1 and own.shape[dims + i] != 1
+            ]
+        )
+        return xp.total(own, ones, True) if ones else own

@@ -1,0 +1,100 @@
+"""What an engine answers: flat arrays, which the core owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import _core
+from factormax.arrays import FloatArray
+from factormax.structures import joined_structures
+
+__all__ = ["Proof", "RawSolution"]
+
+_FIELDS = (
+    "mu",
+    "mu_v",
+    "tau",
+    "var_side",
+    "row_side",
+    "objective",
+    "primal_residual",
+    "dual_residual",
+    "upper_bound",
+    "iterations",
+    "status",
+    "oracle_calls",
+    "integral",
+)
+_LISTS = ("count", "prob", "on", "features", "dense", "num_cuts", "cuts")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Why an instance is infeasible."""
+
+    multipliers: FloatArray  # (R + P + links,) the certificate, docs/math.md (23)
+    impossible: tuple[int, ...] = ()  # structured factors that have no structure at all
+
+
+class RawSolution(_core.Solution):
+    """The answers of a batch. The sides and `structures` serve the backward pass.
+
+    Attributes:
+        mu: `(B, n)`, `mu_v`: `(B, P)`, the marginals of variables and of factors' scores.
+        tau: `(B, R + P + links)`, the multipliers; `row_side` likewise, `var_side`: `(B, n)`.
+        upper_bound: `(B,)`, as all the others; of linear programs.
+        structures: of the structured factors.
+        nodes: `(B,)`, of exact decoding.
+        proofs: of instances that are infeasible.
+        engine: where it was found, and why there.
+    """
+
+    def __init__(self, batch: int, n: int, scores: int, dual: int, dtype: Any) -> None:
+        super().__init__(
+            batch=batch, variables=n, scores=scores, dual=dual, wide=bool(dtype == np.float64)
+        )
+        self.nodes: npt.NDArray[np.int64] | None = None
+        self.proofs: dict[int, Proof] = {}
+        self.engine = "cpu"
+
+    @classmethod
+    def like(cls, other: RawSolution, batch: int, dtype: Any) -> RawSolution:
+        """An empty one, of the sizes of another."""
+        n, scores, dual = other.mu.shape[1], other.mu_v.shape[1], other.tau.shape[1]
+        return cls(batch, n, scores, dual, dtype)
+
+    def fill(self, parts: Sequence[RawSolution]) -> RawSolution:
+        """Takes the answers of solutions, one after the other."""
+        start = 0
+        for part in parts:
+            stop = start + len(part.status)
+            for name in _FIELDS:
+                getattr(self, name)[start:stop] = getattr(part, name)
+            self.proofs |= {start + i: proof for i, proof in part.proofs.items()}
+            start = stop
+        self.structures = joined_structures([part.structures for part in parts])
+        self.engine = parts[0].engine
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = {name: np.array(getattr(self, name)) for name in _FIELDS}
+        lists = {name: np.array(getattr(self.structures, name)) for name in _LISTS}
+        return _restored, (arrays, lists, self.nodes, self.proofs, self.engine)
+
+
+def _restored(
+    arrays: dict[str, Any], lists: dict[str, Any], nodes: Any, proofs: Any, engine: str
+) -> RawSolution:
+    """From a pickle."""
+    mu, mu_v, tau = (arrays[name] for name in ("mu", "mu_v", "tau"))
+    raw = RawSolution(len(mu), mu.shape[1], mu_v.shape[1], tau.shape[1], mu.dtype)
+    for name in _FIELDS:
+        getattr(raw, name)[...] = arrays[name]
+    raw.structures = _core.Structures(**lists)
+    raw.nodes, raw.proofs, raw.engine = nodes, proofs, engine
+    return raw

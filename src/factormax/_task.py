@@ -1,0 +1,247 @@
+"""One query of a graph: its numbers laid out flat, the answer, and the way back to the scores.
+
+NumPy's front and torch's eager one share it. It holds shapes and arrays, nothing of the graph:
+autograd may keep it for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax import _engines
+from factormax._core import Numbers
+from factormax._inputs import Inputs
+from factormax._layout import Layout, NumpySpace
+from factormax._options import Options
+from factormax._raw import RawSolution
+from factormax._report import report_backward, report_failures
+from factormax.arrays import FloatArray, to_numpy
+from factormax.checks import check_scores
+from factormax.factors.structured import StructuredFactor
+from factormax.queries.solve import answer, pull_back_linear, with_objective
+from factormax.status import Status
+from factormax.structures import Answer, Support, lists_structures
+from factormax.temperature import cooled, spread_temperature, sum_to_temperature
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["Gradients", "Task"]
+
+
+class Gradients(NamedTuple):
+    """Of the scores of each variable tensor, of each factor's own scores, of the temperature."""
+
+    variables: list[FloatArray]
+    factors: list[FloatArray]
+    temperature: FloatArray | None
+
+
+class Task:
+    """The numbers of a query; after `run` or `ask`, also its answer.
+
+    Args:
+        graph: what to solve.
+        scores: of each variable tensor, `(*batch, *shape)` in the compute dtype; None is zero.
+        factor_scores: the factors' own, in the compute dtype, as given.
+        dtype: float32 or float64.
+        temperature: broadcastable to the batch, divides all scores; None is 1.
+        device: where the scores came from.
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        scores: list[npt.NDArray[Any] | None],
+        factor_scores: list[npt.NDArray[Any]],
+        dtype: Any,
+        temperature: npt.NDArray[Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.layout = layout = Layout.of(graph)
+        self.batch_shape, self.batch = layout.batch_shape, layout.batch
+        structured = graph._structured
+        self.slots = [f._slots for f in structured for _ in range(f._count)]
+        ends = np.cumsum([f._count for f in structured]).tolist()
+        self.places = [range(e - f._count, e) for e, f in zip(ends, structured, strict=True)]
+        self.groups = [f._group_shape for f in structured]
+        eta_v = layout.flat_factor_scores(NumpySpace, factor_scores, dtype)
+        masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
+        self.inputs = Inputs(
+            graph._model(),
+            np.ascontiguousarray(layout.flat_scores(NumpySpace, scores, dtype)),
+            # A copy: the backward pass looks at the signs, whatever became of the caller's array.
+            np.array(eta_v, order="C") if eta_v.size else eta_v,
+            graph._params(),
+            layout.flat_mask(NumpySpace, masks),
+            graph._own_oracles(),
+            device=device,
+        )
+        self._check_scores(graph)
+        self.temperature: FloatArray | None = None  # (B, 1)
+        if temperature is not None:
+            self.temperature = spread_temperature(temperature, self.batch_shape)
+            self.temperature_shape = tuple(temperature.shape)
+            self.inputs = self.inputs.replace(
+                eta_u=cooled(self.inputs.eta_u, self.temperature),
+                eta_v=cooled(self.inputs.eta_v, self.temperature),
+            )
+
+    def _check_scores(self, graph: FactorGraph) -> None:
+        core = self.inputs.core
+        if core.scores == Numbers.bad:
+            names = [(t.name, t.shape) for t in graph._tensors]
+            check_scores(self.inputs.eta_u, self.inputs.mask, names, self.batch_shape)
+        if core.factor_scores != Numbers.finite:
+            allowed = [p.allow_minus_inf for p in graph._score_parts()]
+            batch_shape = self.batch_shape if len(self.inputs.eta_v) > 1 else ()
+            names = graph._score_layout()
+            check_scores(self.inputs.eta_v, None, names, batch_shape, allowed)
+
+    # ---- the answer ------------------------------------------------------------------------------
+
+    def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
+        """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
+        self.ask(self.inputs, options, warm)
+        if options.surrogate is None:
+            self.forget_oracles()
+        return self.raw
+
+    def ask(self, inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
+        """Solves with other numbers; the answer is then this task's."""
+        self.options = options
+        self.raw = answer(inputs, options, warm)
+        self._to_list: Inputs | None = None
+        if not lists_structures(self.raw.structures):
+            # Copied: they may be the caller's, who may write into them before asking.
+            self._to_list = inputs.replace(eta_u=inputs.eta_u.copy())
+        return self.raw
+
+    def forget_oracles(self) -> None:
+        """The user's own oracles lead back to the graph."""
+        self.inputs = self.inputs.without_oracles()
+
+    def values(self) -> list[FloatArray]:
+        """The marginals of each variable tensor, `(*batch, *shape)`."""
+        return self.layout.by_tensor(self.raw.mu)
+
+    def factor_values(self) -> list[FloatArray]:
+        """The marginals of the factors' scores, `(*batch, *shape as given)`."""
+        return self.layout.by_part(NumpySpace, self.raw.mu_v)
+
+    @cached_property
+    def listed(self) -> RawSolution:
+        """The solution with its structures: solved again, to list them, if it was found without."""
+        if self._to_list is None:
+            return self.raw
+        listed = _engines.solve(self._to_list, replace(self.options, list_structures=True))
+        report_failures(listed, self.options.on_failure)
+        return listed
+
+    @cached_property
+    def supports(self) -> list[Support]:
+        """The structures of each structured factor."""
+        slots = np.array(self.slots, np.int64)
+        return [
+            Support(self.listed.structures, own, slots, self.batch) for own in self.places
+        ]
+
+    def answers(
+        self,
+        structured: Sequence[StructuredFactor],
+        find: Callable[[int], tuple[Support, Any]],
+        wrap: Callable[[Any], Any],
+    ) -> list[tuple[StructuredFactor, Answer]]:
+        """What the structured factors hand out."""
+        return [
+            (f, Answer(partial(find, i), self.shape_of(i), f._size, f._laid_out, wrap))
+            for i, f in enumerate(structured)
+        ]
+
+    def shape_of(self, factor: int) -> tuple[int, ...]:
+        """The batch, and the number of factors where one call made several."""
+        return (*self.batch_shape, *self.groups[factor])
+
+    def found(self, factor: int) -> tuple[Support, FloatArray]:
+        """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
+        s = self.supports[factor]
+        shape = (*self.shape_of(factor), s.width)
+        probs = s.probs.astype(self.raw.mu.dtype).reshape(
+            self.batch, *shape[len(self.batch_shape) :]
+        )
+        probs[self.raw.status == Status.INFEASIBLE.code] = np.nan  # like the values
+        return s, probs.reshape(shape)
+
+    # ---- the way back ----------------------------------------------------------------------------
+
+    def pull_back(
+        self,
+        grads: list[npt.NDArray[Any] | None],
+        factor_grads: list[npt.NDArray[Any] | None],
+        objective: npt.NDArray[Any] | None,
+    ) -> Gradients:
+        """From gradients of what `values` and `factor_values` gave to those of scores."""
+        dtype = self.raw.mu.dtype
+        grad_mu = self.layout.flat_scores(NumpySpace, grads, dtype)
+        grad_mu_v = None
+        if any([g is not None for g in factor_grads]):
+            grad_mu_v = self.layout.flat_factor_grads(NumpySpace, factor_grads, dtype)
+        weight = None if objective is None else np.asarray(objective).reshape(self.batch)
+        if self.options.linear:
+            grads_uv = pull_back_linear(
+                self.inputs, self.raw, self.options, grad_mu, grad_mu_v, weight
+            )
+            return self.to_scores(*grads_uv)
+        return self.to_scores(*self._pull_back(self.raw, grad_mu, grad_mu_v, weight))
+
+    def _pull_back(
+        self,
+        raw: RawSolution,
+        grad_mu: FloatArray | None,
+        grad_mu_v: FloatArray | None,
+        weight: FloatArray | None,
+        grad_prob: npt.NDArray[np.float64] | None = None,
+    ) -> tuple[FloatArray, FloatArray]:
+        grad_u, grad_v, residual, worst = _engines.vjp(
+            self.inputs, raw, grad_mu, grad_mu_v, grad_prob
+        )
+        report_backward(residual, worst, raw.mu.dtype, self.options.on_failure)
+        return (grad_u, grad_v) if weight is None else with_objective(raw, grad_u, grad_v, weight)
+
+    def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
+        """From gradients of the probabilities of structures to those of scores."""
+        raw = self.listed
+        if self.options.linear:
+            return self.to_scores(np.zeros_like(raw.mu), np.zeros_like(raw.mu_v))
+        flat = np.zeros_like(raw.structures.prob)
+        for g, s in zip(grads, self.supports, strict=True):
+            if g is not None:
+                s.collect(g.reshape(len(s.counts), s.width), flat)
+        return self.to_scores(*self._pull_back(raw, None, None, None, flat))
+
+    def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
+        """Gradients of the flat scores as those of the scores that were given."""
+        of_temperature = None
+        if self.temperature is not None:
+            # d(eta / T) = d eta / T - (eta / T) dT / T
+            inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
+            per_instance = -inner / self.temperature[:, 0]
+            of_temperature = sum_to_temperature(
+                per_instance, self.temperature_shape, self.batch_shape
+            )
+            grad_u = (grad_u / self.temperature).astype(grad_u.dtype)
+            grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
+        totals = self.layout.by_given(NumpySpace, grad_v)
+        return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
+
+
+def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:
+    """For each instance the sum of the products; what is not finite has no gradient."""
+    terms = grad * np.where(np.isfinite(scores), scores, 0)
+    return np.asarray(terms.sum(axis=1, dtype=np.float64))

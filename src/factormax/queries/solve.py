@@ -1,0 +1,74 @@
+"""Queries as functions of their numbers: `answer` finds it, `pull_back_linear` goes the way back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from factormax import _engines
+from factormax._inputs import Inputs
+from factormax._options import Options
+from factormax._raw import RawSolution
+from factormax._report import report_failures
+from factormax.arrays import FloatArray
+from factormax.queries.decode import decode, decoded_solution
+from factormax.queries.whole import whole_structures
+from factormax.status import Status
+
+__all__ = ["answer", "pull_back_linear", "with_objective"]
+
+
+def answer(inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
+    """The answer to `solve`, `solve_map` or `decode`, as the options say."""
+    if options.search is not None:
+        found = [
+            decode(inputs.instance(i), options, *options.search) for i in range(inputs.batch)
+        ]
+        return decoded_solution(inputs, found)
+    raw = _engines.solve(inputs, options, warm)
+    return whole_structures(inputs, options, raw) if options.whole else raw
+
+
+def with_objective(
+    raw: RawSolution, grad_u: FloatArray, grad_v: FloatArray, weight: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Adds the gradient of the objective, times `(B,)`: by Danskin, the solution itself."""
+    solved = raw.status != Status.INFEASIBLE.code
+    scale = np.where(solved, weight, 0).astype(raw.mu.dtype)[:, None]
+    grad_u += np.where(solved[:, None], raw.mu, 0) * scale
+    grad_v += np.where(solved[:, None], raw.mu_v, 0) * scale
+    return grad_u, grad_v
+
+
+def pull_back_linear(
+    inputs: Inputs,
+    raw: RawSolution,
+    options: Options,
+    grad_mu: FloatArray,
+    grad_mu_v: FloatArray | None,
+    weight: FloatArray | None,
+) -> tuple[FloatArray, FloatArray]:
+    """The answer of a linear program is piecewise constant: its gradient is 0, or a surrogate.
+
+    The optimal value has the answer itself as its gradient. weight: `(B,)`, that of the value.
+    """
+    dtype = raw.mu.dtype
+    grad_u, grad_v = np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
+    solved = np.isfinite(raw.objective)[:, None]
+    mu, mu_v = np.where(solved, raw.mu, 0), np.where(solved, raw.mu_v, 0)
+    here = inputs.present & solved
+    if options.surrogate == "straight-through":
+        grad_u = np.where(here, grad_mu, 0).astype(dtype)
+        if grad_mu_v is not None:
+            grad_v = np.where(solved, grad_mu_v, 0).astype(dtype)
+    elif options.surrogate == "spigot":
+        # mu - the projection of mu - grad onto the polytope, which is an LP-SparseMAP.
+        moved = np.where(here, mu - grad_mu, 0).astype(dtype)
+        allowed = np.where(inputs.eta_v == -np.inf, -np.inf, 0).astype(dtype)
+        asked = inputs.replace(eta_u=moved, eta_v=allowed, mask=here)
+        projected = _engines.solve(asked, Options())
+        report_failures(projected, options.on_failure)
+        grad_u = np.where(here, mu - projected.mu, 0).astype(dtype)
+    if weight is not None:
+        grad_u = grad_u + mu * weight[:, None]
+        grad_v = grad_v + mu_v * weight[:, None]
+    return grad_u.astype(dtype), grad_v.astype(dtype)

@@ -1,0 +1,214 @@
+"""Which variables the factors of one call are over: strided views, or lists of places.
+
+A `Part` says it with a few whole numbers, whatever the number of factors, so that a factor costs no
+array to build, graphs can be compared at a glance, and `torch.compile` can trace them with sizes
+that change. The core expands them when it compiles a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from factormax import _core
+from factormax.arrays import IndexArray
+
+__all__ = ["ListedPart", "Part", "View", "parts_index", "parts_negated", "strided_places"]
+
+
+class View(NamedTuple):
+    """An array of variables: that at `i` is number `offset + i · strides` of the graph."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, start: int, shape: tuple[int, ...]) -> View:
+        """All of a tensor, in C order."""
+        return cls(start, shape, c_strides(shape))
+
+    def taken(self, key: Any) -> View | None:
+        """The view that basic indexing by `key` makes; None for all that NumPy has to look at."""
+        parts = key if type(key) is tuple else (key,)
+        missing = len(self.shape) - sum([p is not None and p is not Ellipsis for p in parts])
+        if missing < 0:
+            return None
+        offset, shape, strides = self.offset, [], []
+        axis, open_ended = 0, Ellipsis not in [p for p in parts if type(p) is type(Ellipsis)]
+        for p in (*parts, Ellipsis) if open_ended else parts:
+            if p is Ellipsis:
+                shape += self.shape[axis : axis + missing]
+                strides += self.strides[axis : axis + missing]
+                axis += missing
+                missing = 0
+            elif p is None:
+                shape.append(1)
+                strides.append(0)
+            elif type(p) is slice:
+                size, stride = self.shape[axis], self.strides[axis]
+                if p.start is not None or p.stop is not None or p.step is not None:
+                    try:
+                        first, last, step = p.indices(size)
+                    except TypeError:
+                        return None
+                    size = len(range(first, last, step))
+                    offset += first * stride if size else 0
+                    stride *= step
+                shape.append(size)
+                strides.append(stride)
+                axis += 1
+            elif type(p) is int or isinstance(p, np.integer):
+                size = self.shape[axis]
+                if not -size <= p < size:
+                    return None
+                offset += (int(p) + size if p < 0 else int(p)) * self.strides[axis]
+                axis += 1
+            else:
+                return None
+        return View(offset, tuple(shape), tuple(strides))
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same variables in another shape of the same size; None if that is no view."""
+        if self.strides != c_strides(self.shape):
+            return None
+        return View(self.offset, shape, c_strides(shape))
+
+    def transposed(self, axes: tuple[int, ...]) -> View:
+        """With its axes in this order."""
+        return View(
+            self.offset,
+            tuple([self.shape[a] for a in axes]),
+            tuple([self.strides[a] for a in axes]),
+        )
+
+    def spread(self, shape: tuple[int, ...]) -> View:
+        """Broadcast to a shape, as by NumPy."""
+        extra = len(shape) - len(self.shape)
+        strides = [
+            0 if own == 1 and size != 1 else stride
+            for own, size, stride in zip(self.shape, shape[extra:], self.strides, strict=True)
+        ]
+        return View(self.offset, shape, (*[0] * extra, *strides))
+
+    def part(self, negated: bool, inner: tuple[int, ...]) -> Part:
+        """A factor for each place of the other axes, over the places of these axes."""
+        outer = [a for a in range(len(self.shape)) if a not in inner]
+        return Part(
+            negated,
+            self.offset,
+            tuple([self.shape[a] for a in outer]),
+            tuple([self.strides[a] for a in outer]),
+            tuple([self.shape[a] for a in inner]),
+            tuple([self.strides[a] for a in inner]),
+        )
+
+    def places(self) -> IndexArray:
+        """The numbers of the variables, in this shape."""
+        return strided_places(self.offset, self.shape, self.strides)
+
+
+class Part(NamedTuple):
+    """Variables of k factors, one for each place of `outer`, d each, one for each of `inner`."""
+
+    negated: bool
+    offset: int
+    outer: tuple[int, ...]
+    outer_strides: tuple[int, ...]
+    inner: tuple[int, ...]
+    inner_strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """k."""
+        return math.prod(self.outer)
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return math.prod(self.inner)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from others, to look a graph up by."""
+        return self
+
+    def places(self) -> IndexArray:
+        """`(k, d)`, the variables."""
+        full = strided_places(
+            self.offset, self.outer + self.inner, self.outer_strides + self.inner_strides
+        )
+        return full.reshape(self.count, self.size)
+
+    def negations(self) -> Any:
+        """`(k, d)`, which of them are negated."""
+        return np.full((self.count, self.size), self.negated)
+
+    def core(self) -> _core.Part:
+        """As the core takes it."""
+        return _core.Part(*self)
+
+
+class ListedPart:
+    """Variables of k factors, d each, as literals `(k, d)`: 2 * variable, and 1 more if negated."""
+
+    def __init__(self, literals: IndexArray) -> None:
+        self.literals = literals
+        self.count, self.size = literals.shape
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from others, to look a graph up by."""
+        return self.literals.shape, self.literals.tobytes()
+
+    def places(self) -> IndexArray:
+        """`(k, d)`, the variables."""
+        return self.literals >> 1
+
+    def negations(self) -> Any:
+        """`(k, d)`, which of them are negated."""
+        return (self.literals & 1).astype(bool)
+
+    def core(self) -> _core.Part:
+        """As the core takes it."""
+        return _core.Part.listed(np.ascontiguousarray(self.literals, np.int64))
+
+
+AnyPart: TypeAlias = "Part | ListedPart"
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of an array in C order."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(strides[::-1])
+
+
+def strided_places(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> IndexArray:
+    """The numbers of the places of a strided array, in its shape."""
+    if strides == c_strides(shape):
+        return np.arange(offset, offset + math.prod(shape)).reshape(shape)
+    places = np.full(shape, offset)
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        places = places + (np.arange(size) * stride).reshape(
+            (size,) + (1,) * (len(shape) - axis - 1)
+        )
+    return places
+
+
+def parts_index(parts: tuple[AnyPart, ...]) -> IndexArray:
+    """`(k, d)`, the variables of all parts together."""
+    each = [p.places() for p in parts]
+    return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
+
+
+def parts_negated(parts: tuple[AnyPart, ...]) -> Any:
+    """`(k, d)`, which of them are negated; None if none is."""
+    each = np.concatenate([p.negations() for p in parts], axis=1)
+    return each if each.any() else None
