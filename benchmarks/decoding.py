@@ -2,7 +2,8 @@
 
 UAI instances (values are logarithms), the OR-Library assignment problems, as one `Matching` and as
 rows and columns, and random pairs: all pairs of 60 variables, and a restricted Boltzmann machine of
-500 and 784. The data are read from the folder FACTORMAX_DATA, by default ../shared/data.
+500 and 784. The data are read from --data, else from the folder that the environment variable
+FACTORMAX_DATA names; without either, only the random pairs are run.
 No row is printed unless its answer stands: the value is worked out again from the tables of the
 file, no bound is below the best value, and an assignment costs what SciPy says. For random pairs
 there is also what simple search finds: one variable at a time, from all off, while that improves.
@@ -15,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,9 @@ from scipy.optimize import linear_sum_assignment
 import factormax as fm
 from benchmarks.speed import Section, require
 from benchmarks.timing import table
+from experiments.data_folder import HOW_TO_NAME_IT, data_folder
 from factormax.io import read_uai
 
-DATA = Path(
-    os.environ.get("FACTORMAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
-)
 TOL = 1e-6  # relative: what the bound of a relaxation may be off by
 
 
@@ -106,10 +105,10 @@ def measure(
     )
 
 
-def uai_instances(only: str) -> Iterator[tuple[str, Path]]:
+def uai_instances(data: Path, only: str) -> Iterator[tuple[str, Path]]:
     """The UAI instances, unpacked one after the other, small files first."""
     with (
-        tarfile.open(DATA / "mrf_uai" / "mrf_instances.tar.xz") as archive,
+        tarfile.open(data / "mrf_uai" / "mrf_instances.tar.xz") as archive,
         tempfile.TemporaryDirectory() as folder,
     ):
         members = [m for m in archive.getmembers() if m.isfile() and only in m.name]
@@ -120,8 +119,8 @@ def uai_instances(only: str) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def uai_results(time_limit: float, only: str) -> Iterator[Result]:
-    for name, path in uai_instances(only):
+def uai_results(data: Path, time_limit: float, only: str) -> Iterator[Result]:
+    for name, path in uai_instances(data, only):
         progress(name)
         start = time.perf_counter()
         model = read_uai(path)
@@ -136,8 +135,8 @@ def uai_results(time_limit: float, only: str) -> Iterator[Result]:
         )
 
 
-def assignment_results(time_limit: float, only: str) -> Iterator[Result]:
-    costs = np.load(DATA / "assignment" / "or_library_assign.npz")
+def assignment_results(data: Path, time_limit: float, only: str) -> Iterator[Result]:
+    costs = np.load(data / "assignment" / "or_library_assign.npz")
     for name in costs.files:
         cost = costs[name].astype(np.float64)
         i, j = linear_sum_assignment(cost)
@@ -232,19 +231,21 @@ def progress(name: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
 
 
-def run(time_limit: float, only: str = "", file: Path | None = None) -> Section:
-    """All sets, as tables and as numbers; only: a part of the names wanted."""
+def run(
+    time_limit: float, only: str = "", file: Path | None = None, data: Path | None = None
+) -> Section:
+    """All sets, as tables and as numbers; only: a part of the names wanted; data: their folder."""
     texts, record = [], {}
     sets: list[tuple[str, Callable[[float, str], Iterator[Result]]]] = [
         ("Random pairs", pair_results)
     ]
-    if DATA.is_dir():
-        sets += [
-            ("UAI instances (log values)", uai_results),
-            ("OR-Library assignment (minus the cost)", assignment_results),
-        ]
+    if data is None:
+        texts.append(f"Random pairs only: the other instances are data sets. {HOW_TO_NAME_IT}\n")
     else:
-        texts.append(f"No data in {DATA}: set FACTORMAX_DATA to their folder.\n")
+        sets += [
+            ("UAI instances (log values)", partial(uai_results, data)),
+            ("OR-Library assignment (minus the cost)", partial(assignment_results, data)),
+        ]
     for title, results in sets:
         found = []
         for result in results(time_limit, only):
@@ -275,8 +276,8 @@ def row(r: Result) -> list[object]:
 
 
 def decoding(quick: bool) -> Section:
-    """Three seconds an instance if it must be quick, else twenty."""
-    return run(3.0 if quick else 20.0)
+    """Three seconds per instance if it must be quick, else twenty."""
+    return run(3.0 if quick else 20.0, data=data_folder())
 
 
 SECTIONS: dict[str, Callable[[bool], Section]] = {"decoding": decoding}
@@ -284,11 +285,12 @@ SECTIONS: dict[str, Callable[[bool], Section]] = {"decoding": decoding}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
-    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="an instance")
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="S", help="per instance")
     parser.add_argument("--only", default="", metavar="TEXT", help="names that contain this")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for the numbers")
+    parser.add_argument("--data", type=Path, default=data_folder(), help="the data folder")
     args = parser.parse_args()
-    print(run(args.time_limit, args.only, args.json)[0])
+    print(run(args.time_limit, args.only, args.json, args.data)[0])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from benchmarks.models import (
 from benchmarks.speed import Section, require
 from benchmarks.timing import interleaved, table
 
-#: Passes of the prototype's proximal point method, and of its AD3 with the best step size.
+#: Passes of an early NumPy version: its proximal point method, and its AD3, best step size.
 MARKS = {
     "matching 20": (matching(20), 67, 85),
     "matching 40": (matching(40), 92, 154),

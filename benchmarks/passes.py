@@ -1,4 +1,4 @@
-"""Passes over the graph to 1e-6 at default options, on the models of the design notes."""
+"""Passes over the graph to 1e-6 at default options, on models of several kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.models import (
 from benchmarks.timing import table
 
 SCALES = (0.3, 1.0, 5.0)
-#: Passes of the prototype's compact dual without the exact finish, at those scales: the mark.
+#: The mark at those scales: passes of an early NumPy version without the exact finish.
 MARKS = {
     "matching 20": (matching(20), (23, 36, 55)),
     "matching 40": (matching(40), (26, 36, 68)),
@@ -39,7 +39,7 @@ MARKS = {
     "sequence 20x25 + at most one": (sequence_at_most_one(20, 25, free=0), None),
     "Matching 20x30 + budget": (matching_budget(20), None),
 }
-#: Oracle calls of the prototype, likewise.
+#: Oracle calls of the same version.
 CALLS = {
     "tree 15 + budgets": (90, 68, 16),
     "tree 30 + budgets": (258, 175, 119),

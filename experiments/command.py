@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 import factormax as fm
+from experiments.data_folder import data_folder
 from experiments.log import RunFile, machine
 from experiments.task import Task
 from experiments.training import Schedule, train
@@ -45,11 +45,10 @@ def parser(
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    data = os.environ.get("FACTORMAX_DATA", os.path.join("..", "shared", "data"))
     add = result.add_argument
     add("models", nargs="*", metavar="MODEL", help=f"of {', '.join(models)}; all if none is given")
     add("--seeds", type=_seed, nargs="+", default=[0], metavar="SEED", help="a run for each")
-    add("--data", type=Path, default=Path(data), help="the data folder")
+    add("--data", type=Path, default=data_folder(), help="the data folder, else $FACTORMAX_DATA")
     add("--output", type=Path, default=Path("experiments/output"), help="for the result files")
     add("--epochs", type=positive(int), default=epochs, help="at most so many")
     add("--batch-size", type=positive(int), default=batch_size, help="examples in a batch")

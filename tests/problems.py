@@ -95,7 +95,7 @@ def unplanted_problem(seed: int) -> Problem:
     return problem.masked(rng.random(n) < 0.7) if seed % 5 == 0 else problem
 
 
-# The models of ALGORITHMS.md, section 3.1 --------------------------------------------------
+# The models of the convergence tests --------------------------------------------------------------
 
 
 def matching(rng, n: int, scale: float) -> Problem:

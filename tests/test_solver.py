@@ -1,4 +1,4 @@
-"""The solver against the exact oracle, on random graphs and on the models of ALGORITHMS.md."""
+"""The solver against the exact oracle, on random graphs and on larger models."""
 
 import warnings
 
@@ -138,7 +138,7 @@ def test_extreme_finite_scores_stay_finite():
         assert np.isfinite(solution.vjp({u: np.ones((2, 3))})[u]).all()
 
 
-# Convergence on the models of ALGORITHMS.md, section 3.1 ------------------------------------
+# Convergence on larger models ---------------------------------------------------------------------
 
 MODELS = [
     pytest.param(matching, 10, id="matching10"),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import command
+from experiments.data_folder import require
 from experiments.listops.data import MAX_LENGTH, load, make_splits
 from experiments.listops.model import MODELS
 from experiments.listops.task import ListOps
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.hidden % 2:
         parser.error("--hidden must be even: half of it for each direction of the LSTM.")
     if args.generate is None:
-        splits = load(args.data, args.max_length)
+        splits = load(require(args.data), args.max_length)
     else:
         held_out = max(args.generate // 10, 1)
         splits = make_splits((args.generate, held_out, held_out), args.max_length)

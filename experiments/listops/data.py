@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.data_folder import HOW_TO_NAME_IT
+
 __all__ = [
     "VALENCIES",
     "VOCABULARY",
@@ -292,6 +294,6 @@ def _find(folder: Path, split: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise SystemExit(
-        f"No {' or '.join(_FILES[split])} in {folder}. Say where the data are with --data FOLDER, "
-        f"or do without them: --generate."
+        f"No {' or '.join(_FILES[split])} in {folder}. {HOW_TO_NAME_IT} "
+        f"Without data: --generate COUNT."
     )

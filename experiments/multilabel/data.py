@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from experiments.data_folder import HOW_TO_NAME_IT, require
 from experiments.multilabel.arff import Attribute, label_columns, read_table
 
 __all__ = ["Dataset", "load", "make_synthetic", "read_arff", "read_npz", "read_openml"]
@@ -54,7 +55,7 @@ class Dataset:
         return float(np.concatenate([self.Y_train, self.Y_test]).sum(axis=1).mean())
 
 
-def load(folder: Path, name: str, source: str = "auto") -> Dataset:
+def load(folder: Path | None, name: str, source: str = "auto") -> Dataset:
     """A data set by its name: "synthetic", or one in the data folder, or on OpenML.
 
     Args:
@@ -64,20 +65,21 @@ def load(folder: Path, name: str, source: str = "auto") -> Dataset:
         source: "npz", "arff", "openml"; "auto" takes the first of the files that is there.
 
     Raises:
-        SystemExit: if there is no such file.
+        SystemExit: if there is no such file, or no folder.
     """
     if name == "synthetic":
         return make_synthetic()
     if source == "openml":
         return read_openml(name, labels=LABELS.get(name))
+    folder = require(folder)
     compact = [folder / name / f"{name}.npz", folder / "mulan_extra" / f"{name}.npz"]
     plain = [folder / name / f"{name}-train.arff{end}" for end in ("", ".gz")]
     candidates = {"npz": compact, "arff": plain, "auto": compact + plain}[source]
     path = next((path for path in candidates if path.exists()), None)
     if path is None:
         raise SystemExit(
-            f"No data for {name!r}: none of {', '.join(map(str, candidates))} is there. Give the "
-            f"folder with --data, another --dataset, or --source openml to download."
+            f"No data for {name!r}: none of {', '.join(map(str, candidates))} is there. "
+            f"{HOW_TO_NAME_IT} Or give another --dataset, or download it: --source openml."
         )
     if path.suffix == ".npz":
         return read_npz(path)

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from experiments import command
+from experiments.data_folder import require
 from experiments.nli.data import DATASETS, Corpus
 from experiments.nli.model import ATTENTIONS
 from experiments.nli.task import NLITask
@@ -50,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _make_task(args: argparse.Namespace, model: str) -> NLITask:
-    vectors = Path(args.vectors) if args.vectors else args.data / VECTORS
-    corpus = _corpus(args.data, args.dataset, vectors, args.longest, args.limit)
+    folder = Path() if args.dataset == "toy" else require(args.data)  # made up, not read
+    vectors = Path(args.vectors) if args.vectors else folder / VECTORS
+    corpus = _corpus(folder, args.dataset, vectors, args.longest, args.limit)
     return NLITask(
         corpus,
         model,

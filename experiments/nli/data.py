@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.data_folder import HOW_TO_NAME_IT
+
 __all__ = [
     "DATASETS",
     "LABELS",
@@ -321,8 +323,8 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
         if (folder / name).exists():
             return folder / name
     raise SystemExit(
-        f"There is no {' or '.join(names)} in {folder}: name the data folder with --data, or set "
-        f"FACTORMAX_DATA. (--dataset toy needs no data.)"
+        f"There is no {' or '.join(names)} in {folder}. {HOW_TO_NAME_IT} "
+        f"Without data: --dataset toy."
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import real_data
 
 torch = pytest.importorskip("torch")
 
@@ -27,12 +26,7 @@ from experiments.listops.model import MODELS, BiLSTM, GraphConvolution, LatentTr
 from experiments.listops.task import ListOps, accuracy_and_f1  # noqa: E402
 from experiments.log import RunFile  # noqa: E402
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
-DATA = Path(os.environ.get("FACTORMAX_DATA", SHARED))
-TEST_FILE = DATA / "listops" / "listops_test_d20s.tsv.gz"
-needs_data = pytest.mark.skipif(
-    not TEST_FILE.exists(), reason="the ListOps files are not there (FACTORMAX_DATA)"
-)
+TEST_FILE, needs_data = real_data("listops/listops_test_d20s.tsv.gz")
 
 NESTED = "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
@@ -122,7 +116,7 @@ def test_the_published_test_set():
 @needs_data
 @pytest.mark.slow
 def test_the_splits():
-    splits = load(DATA)
+    splits = load(TEST_FILE.parents[1])
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (70_399, 10_000, 8933)
 
 
@@ -139,9 +133,16 @@ def test_without_a_training_file_one_is_drawn(tmp_path, monkeypatch):
     assert not {" ".join(w) for w in words} & set(test)
 
 
-def test_missing_data(tmp_path):
-    with pytest.raises(SystemExit, match=r"listops_test_d20s\.tsv\.gz in .*--data FOLDER"):
+def test_missing_data(tmp_path, monkeypatch):
+    both = r"--data FOLDER .*FACTORMAX_DATA"
+    with pytest.raises(SystemExit, match=rf"listops_test_d20s\.tsv\.gz in .*{both}"):
         load(tmp_path)
+    monkeypatch.setenv("FACTORMAX_DATA", str(tmp_path))
+    with pytest.raises(SystemExit, match=rf"listops_test_d20s\.tsv\.gz in .*{both}"):
+        main(["--output", str(tmp_path)])
+    monkeypatch.delenv("FACTORMAX_DATA")
+    with pytest.raises(SystemExit, match=rf"no data folder is known.*{both}"):
+        main(["--output", str(tmp_path)])
 
 
 # ---- batches -------------------------------------------------------------------------------------

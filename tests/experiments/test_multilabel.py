@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import real_data
 
 torch = pytest.importorskip("torch")
 
@@ -28,8 +27,7 @@ from experiments.multilabel.metrics import best_threshold, example_f1  # noqa: E
 from experiments.multilabel.model import INITS, MODELS, Labeller  # noqa: E402
 from experiments.multilabel.task import Multilabel  # noqa: E402
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
-DATA = Path(os.environ.get("FACTORMAX_DATA", SHARED))
+BIBTEX, needs_bibtex = real_data("bibtex")
 
 HEADER = """\
 % a comment
@@ -183,8 +181,12 @@ def test_openml_without_scikit_learn(monkeypatch):
 
 
 def test_missing_data_names_files_and_flag(tmp_path):
-    with pytest.raises(SystemExit, match=r"bibtex\.npz.* --data"):
+    with pytest.raises(SystemExit, match=r"bibtex\.npz.* --data FOLDER .*FACTORMAX_DATA"):
         load(tmp_path, "bibtex")
+    with pytest.raises(
+        SystemExit, match=r"no data folder is known.* --data FOLDER .*FACTORMAX_DATA"
+    ):
+        load(None, "bibtex")
 
 
 def test_data_that_do_not_fit_are_refused():
@@ -195,15 +197,15 @@ def test_data_that_do_not_fit_are_refused():
         Dataset("d", x, y + 2, x, y, ("a",))
 
 
-@pytest.mark.skipif(not (DATA / "bibtex").exists(), reason="the data folder is not there")
+@needs_bibtex
 def test_bibtex_is_the_same_from_arff_and_npz():
-    npz, arff = load(DATA, "bibtex", "npz"), load(DATA, "bibtex", "arff")
+    npz, arff = (load(BIBTEX.parent, "bibtex", source) for source in ("npz", "arff"))
     assert npz.X_train.shape == (4880, 1836) and npz.Y_test.shape == (2515, 159)
     assert npz.cardinality == pytest.approx(2.402, abs=1e-3)
     for key in ("X_train", "Y_train", "X_test", "Y_test"):
         np.testing.assert_array_equal(getattr(npz, key), getattr(arff, key))
     assert npz.label_names == arff.label_names and npz.feature_names == arff.feature_names
-    path = DATA / "bibtex" / "bibtex-test.arff.gz"
+    path = BIBTEX / "bibtex-test.arff.gz"
     assert read_arff(path, path, "TAG_").label_names == npz.label_names
 
 

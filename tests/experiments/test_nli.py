@@ -91,9 +91,13 @@ def test_public_files_come_first_and_multinli_is_halved_by_premise(tmp_path):
     assert all(premises) and not premises[0] & premises[1]
 
 
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(SystemExit, match=r"nli/snli_train_sub\.tsv\.gz in .*--data"):
+def test_missing_files_are_named(tmp_path, monkeypatch):
+    both = r"--data FOLDER .*FACTORMAX_DATA"
+    with pytest.raises(SystemExit, match=rf"nli/snli_train_sub\.tsv\.gz in .*{both}"):
         load(tmp_path, "snli")
+    monkeypatch.delenv("FACTORMAX_DATA", raising=False)
+    with pytest.raises(SystemExit, match=rf"no data folder is known.*{both}"):
+        main(["softmax", "--output", str(tmp_path), "--quiet"])
     with pytest.raises(SystemExit, match=r"no word vectors at .*--vectors"):
         read_vectors(tmp_path / "glove.6B.100d.txt", ["a"])
 

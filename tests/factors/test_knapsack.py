@@ -17,7 +17,7 @@ class TestKnapsack(CountContract):
         return {"costs": np.linspace(0.5, 1.5, d)}
 
     def test_is_the_relaxation(self):
-        """Not the hull of the 0/1 points, which would give ½, ½ (ALGORITHMS.md, erratum 9)."""
+        """Not the hull of the 0/1 points, which would give ½, ½ (docs/math.md, erratum 10)."""
         value = values_of([2, 2], lambda u: fm.Knapsack(u, [2, 2], 3))
         np.testing.assert_allclose(value, [0.75, 0.75], atol=ALONE)
 

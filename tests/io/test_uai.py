@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 from oracle import MEANING
-from uai_files import DATA, Tables, needs_data, random_tables, unpack
+from uai_files import ARCHIVE, Tables, needs_data, random_tables, unpack
 
 import factormax as fm
 from factormax.io import UAIError, UAIModel, read_uai
@@ -388,7 +388,7 @@ def real(tmp_path_factory):
 
 @needs_data
 def test_the_real_files_are_read(real):
-    listed = json.loads((DATA / "mrf_uai" / "manifest.json").read_text())
+    listed = json.loads(ARCHIVE.with_name("manifest.json").read_text())
     assert len(listed) > 50
     rng = np.random.default_rng(0)
     for entry in listed:

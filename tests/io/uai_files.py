@@ -1,22 +1,15 @@
 """UAI files written on the spot, and the real ones where they are."""
 
 import io
-import os
 import tarfile
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pytest
+from real_data import real_data
 
-DATA = Path(os.environ.get("FACTORMAX_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-ARCHIVE = DATA / "mrf_uai" / "mrf_instances.tar.xz"
-
-needs_data = pytest.mark.skipif(
-    not ARCHIVE.exists(),
-    reason=f"needs {ARCHIVE.name} in {ARCHIVE.parent.name}; set FACTORMAX_DATA to its folder",
-)
+ARCHIVE, needs_data = real_data("mrf_uai/mrf_instances.tar.xz")
 
 
 def unpack(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """LP-MAP: HiGHS on the same polytope says what the value is, enumeration what is best."""
 
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +22,7 @@ from exact import (
 )
 from oracle import Problem, Term
 from problems import ALL, fuzzed_problem, unplanted_problem
+from real_data import real_data
 from scipy.optimize import linear_sum_assignment, linprog
 from test_structured import MIXTURES, Mixture
 
@@ -826,12 +825,7 @@ def test_no_instances():
 
 # Assignment problems ------------------------------------------------------------------------------
 
-DATA = Path(os.environ.get("FACTORMAX_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-ASSIGNMENT = DATA / "assignment" / "or_library_assign.npz"
-needs_data = pytest.mark.skipif(
-    not ASSIGNMENT.exists(),
-    reason=f"needs {ASSIGNMENT.name} in assignment; set FACTORMAX_DATA to the folder above it",
-)
+ASSIGNMENT, needs_data = real_data("assignment/or_library_assign.npz")
 
 
 def by_matching(costs):
