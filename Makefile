@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 STUBGEN := $(BIN)/python -m nanobind.stubgen --quiet --module factormax._core --output-file
 
 CPP_LIBRARY := $(shell find cpp/include cpp/src cpp/bindings -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
-CPP_TESTS := $(shell find cpp/tests -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
+CPP_TESTS := $(shell find cpp/tests cpp/examples -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -99,7 +99,7 @@ fuzz-sanitized: $(STAMPS)/install $(STAMPS)/extra-test  ## the same under the ad
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DFACTORMAX_SANITIZER=address \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	$(BIN)/cmake --build $(SANITIZED)
-	rm -rf $(SANITIZED)/site && $(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/site
+	rm -rf $(SANITIZED)/site && $(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/site --component python
 	cp -R src/factormax/. $(SANITIZED)/site/factormax/
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so) \
 	    $$($(CXX) -print-file-name=libstdc++.so.6)" \
