@@ -173,7 +173,7 @@ def core(quick: bool) -> Section:
         rows.append([f"{n}x{n}", f, b, f / f2, b / b2, passes])
         record[f"{n}"] = {"forward_us": f, "backward_us": b, "threads": (f + b) / (f2 + b2)}
     text = table(
-        "The solver itself, LP-matching, µs an instance on one thread",
+        "The solver itself, LP-matching, µs per instance on one thread",
         ["", "forward", "backward", "forward, 2 threads: ratio", "backward", "passes"],
         rows,
     )
@@ -324,7 +324,8 @@ def scaling(quick: bool) -> Section:
         rows.append(
             [n, incidences, passes, pass_us, 1e3 * pass_us / incidences, memory / incidences]
         )
-    header = ["variables", "incidences", "passes", "µs a pass", "ns an incidence", "bytes of it"]
+    header = ["variables", "incidences", "passes", "µs per pass"]
+    header += ["ns per incidence", "bytes per incidence"]
     text = table("Random budgets of 5, every variable in 4", header, rows)
     return text, {"rows": rows}
 

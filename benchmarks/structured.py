@@ -153,7 +153,7 @@ def batches(quick: bool) -> Section:
         rows.append([name, us["forward"], us["backward"], *gain, us.get("as rows and columns", "")])
         record[name] = {"us": us, "threads": gain}
     header = ["", "forward", "backward", "two threads", "two threads", "as rows and columns"]
-    return table("Batches of 64, µs an instance on one thread", header, rows), record
+    return table("Batches of 64, µs per instance on one thread", header, rows), record
 
 
 def oracles(quick: bool) -> Section:
@@ -191,7 +191,7 @@ def oracles(quick: bool) -> Section:
             rows.append([name, 1e6 * times["ours"] / len(scores), "", ""])
             record[name] = 1e6 * times["ours"] / len(scores)
     header = ["", "factormax", "SciPy", "ratio"]
-    return table("Oracles, µs a call, random scores, one thread", header, rows), record
+    return table("Oracles, µs per call, random scores, one thread", header, rows), record
 
 
 def sequences(quick: bool) -> Section:

@@ -17,7 +17,7 @@ bonus = torch.full((5,), 0.5, requires_grad=True)  # for picking two neighbours
 
 fg = fm.FactorGraph(batch_dims=1)  # the first dimension counts instances
 u = fg.variable_from(scores, mask=mask)  # so u has shape (6,), and masked words are off
-fg.add(fm.Budget(u, budget=torch.tensor([3, 1, 2])))  # at most so many words, by sentence
+fg.add(fm.Budget(u, budget=torch.tensor([3, 1, 2])))  # the most words of each sentence
 neighbours = fg.add(fm.Pair(u[:-1], u[1:], bonus))  # one bonus, shared by all sentences
 solution = fg.solve()  # all sentences in one call
 

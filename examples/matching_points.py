@@ -492,7 +492,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     picture = Path(__file__).parent / "output" / "matching_points.png"
     parser.add_argument("--steps", type=int, default=600, help="training steps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="for weights and data (%(default)s)")
     parser.add_argument("--output", type=Path, default=picture, help="where the picture goes")
     parser.add_argument("--no-plot", action="store_true", help="draw no picture")
     args = parser.parse_args()

@@ -85,7 +85,7 @@ def train(model: Extractor, steps: int, random: torch.Generator) -> None:
 
 
 def draw(path: Path, masks: dict[str, Tensor], words: Tensor, present: Tensor, span: Tensor):
-    """The masks of a few sentences, one a row; the span is outlined."""
+    """The masks of a few sentences, one per row; the span is outlined."""
     import matplotlib
 
     matplotlib.use("Agg")

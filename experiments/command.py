@@ -46,18 +46,23 @@ def parser(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = result.add_argument
-    add("models", nargs="*", metavar="MODEL", help=f"of {', '.join(models)}; all if none is given")
+    add("models", nargs="*", metavar="MODEL", help=f"any of {', '.join(models)}; all if not given")
     add("--seeds", type=_seed, nargs="+", default=[0], metavar="SEED", help="a run for each")
     add("--data", type=Path, default=data_folder(), help="the data folder, else $FACTORMAX_DATA")
     add("--output", type=Path, default=Path("experiments/output"), help="for the result files")
-    add("--epochs", type=positive(int), default=epochs, help="at most so many")
+    add("--epochs", type=positive(int), default=epochs, help="the largest number of epochs")
     add("--batch-size", type=positive(int), default=batch_size, help="examples in a batch")
-    add("--learning-rate", type=positive(float), default=learning_rate, help="of Adam")
-    add("--decay", type=fraction(1.0), default=decay, help="of the rate, if no better epoch")
-    add("--patience", type=positive(int), default=patience, help="epochs without a better one")
-    add("--weight-decay", type=fraction(1.0), default=weight_decay, help="of Adam")
+    add("--learning-rate", type=positive(float), default=learning_rate, help="the rate of Adam")
+    add("--decay", type=fraction(1.0), default=decay, help="factor on the rate, if no better epoch")
+    add(
+        "--patience",
+        type=positive(int),
+        default=patience,
+        help="stop after this many epochs without a better one",
+    )
+    add("--weight-decay", type=fraction(1.0), default=weight_decay, help="the penalty of Adam")
     add("--clip", type=positive(float), default=None, help="bound on the gradient's norm")
-    add("--limit", type=positive(int), default=None, help="use so many training examples")
+    add("--limit", type=positive(int), default=None, help="use only this many training examples")
     add("--threads", type=positive(int), default=None, help="for torch and the layer")
     add("--fresh", action="store_true", help="run again what is finished or begun")
     add("--quiet", action="store_true", help="show no progress")

@@ -20,7 +20,7 @@ class Run:
     Attributes:
         header: experiment, dataset, model, seed, settings, machine, versions.
         epochs: one record for each epoch: loss, validation metrics, times.
-        result: of the best epoch: its number, metrics, exhibits. None while the run goes on.
+        result: the best epoch: its number, metrics, exhibits. None while the run goes on.
     """
 
     header: dict[str, Any]

@@ -15,7 +15,7 @@ class Progress:
 
     Args:
         title: what is run.
-        epochs: at most so many; the time left is for all of them.
+        epochs: the most there will be; the time left is for all of them.
         quiet: show nothing.
     """
 

@@ -135,7 +135,7 @@ def _results_table(runs: list[Run]) -> str:
 
 def _times_table(runs: list[Run]) -> str:
     """Medians over all epochs of all seeds."""
-    header = ["data", "model", "parameters", "steps an epoch", "s an epoch", "ms a step"]
+    header = ["data", "model", "parameters", "steps per epoch", "s per epoch", "ms per step"]
     header += ["in the structured layer", "machine"]
     rows = []
     for dataset in sorted({run.dataset for run in runs}):

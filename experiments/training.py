@@ -27,12 +27,12 @@ class Schedule:
     """How long and how fast to train.
 
     Attributes:
-        epochs: at most so many.
-        learning_rate: of Adam.
+        epochs: the most there will be.
+        learning_rate: the learning rate of Adam.
         decay: what the learning rate is multiplied by after an epoch without a new best.
-        patience: stop after so many epochs without a new best; None to go on to the end.
+        patience: stop after this many epochs without a new best; None to go on to the end.
         clip: bound on the norm of the gradient.
-        weight_decay: of Adam.
+        weight_decay: the weight decay of Adam.
     """
 
     epochs: int
@@ -72,7 +72,7 @@ def train(
     Args:
         task: the model and its data.
         schedule: how long and how fast.
-        seed: of the order of the batches and of dropout.
+        seed: the seed of the order of the batches and of dropout.
         header: the first record of the file.
         file: gets a record for each epoch, and the result.
         checkpoint: read if it is there, written after each epoch.

@@ -44,11 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to go on")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the run; a case is its seed and number"
+        "--seed", type=int, default=0, help="seed of the run; a case is its seed and number"
     )
-    parser.add_argument("--size", choices=list(SIZES), default="small", help="of the graphs")
+    parser.add_argument("--size", choices=list(SIZES), default="small", help="size of the graphs")
     parser.add_argument(
-        "--dtype", choices=["any", "float32", "float64"], default="any", help="of the scores"
+        "--dtype", choices=["any", "float32", "float64"], default="any", help="dtype of the scores"
     )
     parser.add_argument("--case", type=int, help="run this case only")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
@@ -163,7 +163,7 @@ class _Run:
     def _show(self, left: float, last: bool = False) -> None:
         rate = self.cases / max(1e-9, time.monotonic() - self.started)
         failed = sum(len(numbers) for numbers in self.found.values())
-        line = f"{self.cases} cases, {rate:.1f} a second, {left:.0f} s left, {failed} failures"
+        line = f"{self.cases} cases, {rate:.1f} per second, {left:.0f} s left, {failed} failures"
         ending = "\n" if last or not sys.stdout.isatty() else ""
         print(f"\r{line:<70}" if sys.stdout.isatty() else line, end=ending, flush=True)
 

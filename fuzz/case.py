@@ -67,7 +67,7 @@ class Case:
     """A graph over one tensor of variables. `scores` is `(n,)`, or `(B, n)` for a batch.
 
     Attributes:
-        mask: of the shape of the scores, or None. A score of −inf masks too.
+        mask: in the shape of the scores, or None. A score of −inf masks too.
         generic: the scores have no ties, so that the factors' marginals are unique.
     """
 

@@ -91,7 +91,7 @@ class Optimum:
 
     Attributes:
         x: nearly feasible and nearly optimal.
-        value: of x; not a proof, as x is only nearly feasible.
+        value: the value of x; not a proof, as x is only nearly feasible.
         bound: no feasible point is worth more (up to rounding).
         residual: by how much x breaks a row.
         reach: the sum of the multipliers: what breaking all rows by 1 could earn.

@@ -75,7 +75,7 @@ def _replaced(case: Case, i: int, term: Term) -> Case:
 
 
 def _fewer_factors(case: Case) -> Iterator[Case]:
-    """Of a term of many rows or pairs, or of a list of structures, fewer."""
+    """Fewer rows or pairs of a term, or fewer structures of its list."""
     for i, term in enumerate(case.terms):
         if not term.negated:
             continue
@@ -175,7 +175,7 @@ def _without(case: Case, gone: npt.NDArray[np.int64]) -> Case:
 
 
 def _digits(array: Any, digits: int) -> Any:
-    """Rounded to so many significant digits of the largest."""
+    """Rounded to this many significant digits of the largest."""
     a = np.asarray(array, dtype=float)
     finite = np.abs(a[np.isfinite(a)])
     largest = float(finite.max(initial=0.0))

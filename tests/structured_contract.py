@@ -24,7 +24,7 @@ SAME = 1e-7  # differences by two step sizes that agree so well are no kink
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A factor of a certain size: how to make it of `u`, and its structures, one a column."""
+    """A factor of a certain size: how to make it of `u`, and its structures, one per column."""
 
     shape: tuple[int, ...]  # of u
     make: Callable[..., Any]  # (u, **scores of its own)

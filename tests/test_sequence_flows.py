@@ -70,7 +70,7 @@ def test_any_scale_is_solved(length: int, states: int, scale: float, banded: boo
     eta, transitions = _scores(length, states, scale, 3, banded)
     u, sequence, solution = _solve(eta, transitions)
     _require_optimal(eta, transitions, u.value, sequence.value)
-    # A few calls a step, then a round or two for each of a dozen points; 22,501 paths at 1e-3.
+    # A few calls per step, then a round or two for each of a dozen points; 22,501 paths at 1e-3.
     assert int(solution.oracle_calls) < 400
 
 

@@ -99,7 +99,7 @@ void test_count(Method method) {
   CHECK(once < 20);
   CHECK(count(many, 200, method) == once);
 
-  // A thread that takes part allocates once a call; how many do is up to chance.
+  // A thread that takes part allocates once per call; how many do is up to chance.
   const int threads = 4;
   set_num_threads(threads);
   for (int repeat = 0; repeat < 3; ++repeat) {

@@ -270,7 +270,7 @@ long double best_subset(const std::vector<T>& eta_u, const std::vector<T>& coupl
   return most;
 }
 
-// Of exactly c on up to t, the last of them off or on.
+// The best with exactly c on up to t, the last of them off or on.
 template <class T>
 long double budget_recursion(const std::vector<T>& eta_u, const std::vector<T>& coupling,
                              int budget) {

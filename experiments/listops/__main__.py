@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     count, number = command.positive(int), command.positive(float)
-    add("--generate", type=count, metavar="COUNT", help="make so many expressions; read no data")
+    add("--generate", type=count, metavar="COUNT", help="make up this many expressions")
     add("--max-length", type=count, default=MAX_LENGTH, help="leave out what has more tokens")
     add("--hidden", type=count, default=50, help="the size of all layers, an even number")
     add("--budget", type=count, default=5, help="dependents a token may have, with tree+budget")

@@ -123,7 +123,7 @@ def generate(count: int, seed: int = 0, max_length: int = MAX_LENGTH) -> list[Ex
 
     Args:
         count: how many.
-        seed: of the random numbers.
+        seed: the seed of the random numbers.
         max_length: longer ones, in tokens, are drawn again.
     """
     rng = random.Random(seed)
@@ -242,7 +242,7 @@ class Expressions:
         return Batch(tokens, heads, valency, lengths)
 
     def valency_counts(self) -> dict[int, int]:
-        """How many operators have so many arguments."""
+        """The number of operators, by their number of arguments."""
         counts = torch.bincount(self._valency.flatten(), minlength=max(VALENCIES) + 1)
         return {valency: int(counts[valency]) for valency in VALENCIES}
 
@@ -277,7 +277,7 @@ def load(folder: Path, max_length: int = MAX_LENGTH) -> Splits:
 
 
 def make_splits(sizes: tuple[int, int, int], max_length: int = MAX_LENGTH) -> Splits:
-    """Made-up expressions, all different: so many for training, validation and test."""
+    """Made-up expressions, all different; sizes: of the training, validation and test sets."""
     tokens = [e.tokens for e in generate(sum(sizes), max_length=max_length)]
     test = Expressions(tokens[: sizes[2]], max_length)
     return _hold_out(Expressions(tokens[sizes[2] :], max_length), test, sizes[1])

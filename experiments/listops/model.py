@@ -31,8 +31,8 @@ class Tagger(nn.Module):
     apart.
 
     Args:
-        model: of `MODELS`. "left-to-right" hangs each token from the one before it, "gold" takes
-            the gold tree; both know nothing of the tokens, and have no BiLSTM.
+        model: one of `MODELS`. "left-to-right" hangs each token from the one before it, "gold"
+            takes the gold tree; both know nothing of the tokens, and have no BiLSTM.
         hidden: the size of embeddings and hidden layers; the BiLSTM has half of it each way.
         budget: the most dependents a token may have, for "tree+budget".
         **settings: of `LatentTree`.

@@ -33,7 +33,7 @@ class ListOps(Task):
         splits: the expressions.
         model: the name of the model.
         batch_size: expressions in a batch.
-        limit: use only so many training expressions.
+        limit: use only this many training expressions.
         **settings: of `Tagger`.
     """
 

@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="a fixed one; ½ if nothing is held out",
     )
     add("--refit", action="store_true", help="then train on all of it, as many epochs, and test")
-    add("--tol", type=command.positive(float), default=1e-6, help="of the solver")
-    add("--max-iter", type=command.positive(int), default=1000, help="of the solver")
+    add("--tol", type=command.positive(float), default=1e-6, help="tolerance of the solver")
+    add("--max-iter", type=command.positive(int), default=1000, help="passes of the solver")
     args = parser.parse_args(argv)
     if args.refit and args.validation == 0:
         parser.error("--refit chooses the epochs on what --validation holds out, which is 0.")

@@ -73,8 +73,8 @@ def label_columns(
 
     Args:
         attributes: the columns.
-        labels: the last so many; or those whose name starts so; or the path of Mulan's XML file
-            with their names.
+        labels: how many of the last columns; or what their names begin with; or the path of
+            Mulan's XML file with their names.
 
     Raises:
         SystemExit: if there are none such.

@@ -112,8 +112,8 @@ def read_arff(
     Args:
         train: the training examples.
         test: the test examples, with the same columns.
-        labels: which columns are labels: the last so many, or those whose name starts so, or the
-            path of the XML file with their names.
+        labels: which columns are labels: how many of the last ones, or what their names begin
+            with, or the path of the XML file with their names.
         name: by default what the files are called.
     """
     attributes, rows = read_table(train)
@@ -138,11 +138,11 @@ def read_openml(
 
     Args:
         name: on OpenML.
-        version: of the data set there.
-        labels: where OpenML does not know which columns are labels: the last so many, or those
-            whose name starts so.
-        test_fraction: of the examples.
-        seed: of the split.
+        version: its version there.
+        labels: where OpenML does not know which columns are labels: how many of the last
+            ones, or what their names begin with.
+        test_fraction: the share of the examples to test on.
+        seed: the seed of the split.
 
     Raises:
         SystemExit: if scikit-learn is not installed, or can't get the data.

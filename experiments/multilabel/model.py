@@ -36,14 +36,14 @@ class Labeller(nn.Module):
     of `PairwiseMRF.predict` (exactly those where every confidence is 0 or 1).
 
     Args:
-        features: of an example.
+        features: how many an example has.
         labels: how many.
         model: one of `MODELS`.
         hidden: the size of both hidden layers.
         init: "glorot", the default of DyNet, which the paper uses; or "torch", torch's own, with a
             fifth of that variance at the first layer of bibtex.
-        tol: of the solver.
-        max_iter: of the solver.
+        tol: tolerance of the solver.
+        max_iter: most passes of the solver.
     """
 
     threshold: Tensor

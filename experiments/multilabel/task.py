@@ -27,8 +27,8 @@ class Multilabel(Task):
         batch_size: examples in a batch.
         validation: the fraction of the training set that is held out, the same examples for all
             seeds. 0: nothing is, and the last epoch counts.
-        threshold: of the confidence; None: the best on validation, after each epoch anew.
-        limit: use only so many training examples (before any are held out).
+        threshold: the least confidence; None: the best on validation, after each epoch anew.
+        limit: use only this many training examples (before any are held out).
         **settings: of `Labeller`.
     """
 

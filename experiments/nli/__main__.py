@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=1.0,
         help="what attention scores are divided by",
     )
-    add("--tol", type=command.positive(float), default=1e-6, help="of the structured layer")
+    add("--tol", type=command.positive(float), default=1e-6, help="tolerance of the solver")
     args = parser.parse_args(argv)
     command.main(
         args,

@@ -175,8 +175,8 @@ class Vocabulary:
 
     Args:
         counts: how often each word appears.
-        vectors: of the words that have one, all of the same size.
-        size: of the random vectors, if there are no others.
+        vectors: those of the words that have one, all of the same size.
+        size: the size of the random vectors, if there are no others.
 
     Attributes:
         vectors: `(words + 1, size)`, as they come; Parikh et al. scale them to norm 1. Random ones
@@ -269,7 +269,7 @@ class Corpus:
 
     Attributes:
         splits: "train", "valid" and "test".
-        vectors: of the words, `(words, size)`.
+        vectors: those of the words, `(words, size)`.
         valid_pairs: the validation set in words.
         facts: what a table of results has to say of the data.
     """
@@ -295,8 +295,8 @@ class Corpus:
             folder: the data folder.
             dataset: one of `DATASETS`.
             vectors: a file for `read_vectors`; not read for "toy".
-            longest: of each sentence the first so many words are kept.
-            limit: use only the first so many training pairs.
+            longest: how many words of each sentence are kept.
+            limit: how many training pairs are used.
         """
         pairs = load(folder, dataset)
         pairs["train"] = pairs["train"][:limit]

@@ -22,11 +22,11 @@ def draw_attention(
     with every kind of attention. A word of the premise is a row, one of the hypothesis a column.
 
     Args:
-        exhibits_a: of one run, as `NLITask.exhibits` gives them.
-        exhibits_b: of another run on the same data.
-        path: of the picture.
+        exhibits_a: those of one run, as `NLITask.exhibits` gives them.
+        exhibits_b: those of another run on the same data.
+        path: where to save the picture.
         pair: which of the exhibited pairs.
-        titles: of the two pictures.
+        titles: the titles of the two pictures.
 
     Raises:
         ValueError: if the runs do not exhibit the same pair.

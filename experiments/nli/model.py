@@ -67,7 +67,7 @@ class DecomposableAttention(nn.Module):
     Weights start as Glorot's and biases at 0, as in DyNet, which the paper used.
 
     Args:
-        vectors: of the words, `(words, size)`; they stay as they are, and a projection is learned.
+        vectors: one per word, `(words, size)`; they stay as they are, and a projection is learned.
         attention: scores and lengths to weights in both directions.
         hidden: the size of all hidden layers.
         dropout: in the networks that compare and aggregate, between their two layers.
@@ -159,5 +159,5 @@ def _two_layers(inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 def _present(lengths: Tensor, size: int) -> Tensor:
-    """Which of so many are there, `(batch, size)`."""
+    """Which positions are there, `(batch, size)`."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]

@@ -23,7 +23,7 @@ from experiments.timing import LayerClock
 __all__ = ["NLITask"]
 
 EVAL_BATCH = 256
-#: The exhibits: of each label the first pairs of the validation set with so many words a side.
+#: The exhibits: of each label the first pairs of the validation set with this many words per side.
 EXHIBITS, FEWEST, MOST = 5, 8, 14
 
 
@@ -33,10 +33,10 @@ class NLITask(Task):
     Args:
         corpus: the sentences.
         attention: a name in `ATTENTIONS`.
-        batch_size: of training batches.
+        batch_size: the size of training batches.
         dropout: as of the model.
         temperature: as of the model.
-        tol: of the structured layer.
+        tol: tolerance of the structured layer.
     """
 
     name: ClassVar[str] = "nli"

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     solve.set_defaults(query="exact")
     solve.add_argument(
-        "--time-limit", type=_positive, metavar="S", help="--exact: stop after so many seconds"
+        "--time-limit", type=_positive, metavar="S", help="--exact: stop after this many seconds"
     )
     solve.add_argument(
         "--max-nodes", type=_count, metavar="N", help="--exact: the most nodes of the search"

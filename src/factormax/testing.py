@@ -67,7 +67,7 @@ def check_factor(
         trials: how many random scores to try at each scale.
         scales: the standard deviations of the scores.
         masks: whether to mask variables, too.
-        seed: of the random scores.
+        seed: the seed of the random scores.
         sample: for an oracle that can't take all scores: a function of a random generator that
             draws some that it may see, in the shape of the variables of the factor's graph, all of
             them in one array, `(n,)` if there are several tensors; or a pair with the factor's own
@@ -408,7 +408,7 @@ class _Seen:
 
     @staticmethod
     def _values(m: Matrix, n: Matrix, eta_u: Matrix, eta_v: Matrix) -> Matrix:
-        """The scores of structures, one a row; −inf if one uses what is masked."""
+        """The scores of structures, one per row; −inf if one uses what is masked."""
         finite = np.where(np.isneginf(eta_u), 0.0, eta_u)
         forbidden = m[:, np.isneginf(eta_u)].any(axis=1)
         return np.asarray(np.where(forbidden, -np.inf, m @ finite + n @ eta_v))

@@ -9,7 +9,7 @@ __all__ = ["set_num_threads"]
 
 
 def set_num_threads(threads: int | None) -> None:
-    """Sets how many threads a batch may use, in this process; None restores one a core.
+    """Sets how many threads a batch may use, in this process; None restores one per core.
 
     Raises:
         ValueError: unless it is None or a whole number, at least 1.

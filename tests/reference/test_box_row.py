@@ -113,7 +113,7 @@ def test_infeasible_raises(b):
 
 
 def test_soft_row_gives_in():
-    # wants v₁ + v₂ ≤ 0.2, but may pay only 0.1 a unit
+    # wants v₁ + v₂ ≤ 0.2, but may pay only 0.1 per unit
     v, t = box_row(np.array([0.8, 0.5]), np.ones(2), np.ones(2), 0.2, 0.0, 0.1)
     assert t == 0.1
     np.testing.assert_allclose(v, [0.7, 0.4])

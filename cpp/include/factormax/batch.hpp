@@ -14,11 +14,11 @@ enum class Method : std::int32_t { compact = 0, admm = 1, proximal = 2, ad3 = 3 
 // after factor, `count` of them each. They are what the backward pass needs of these.
 struct FoundStructures {
   std::vector<std::int32_t> count;     // (B, S)
-  std::vector<double> prob;            // one a structure; 0 where it only completes a face
-  std::vector<std::int32_t> on;        // `slots` a structure: variables that are on, or -1
-  std::vector<std::int32_t> features;  // `feature_slots` a structure: scores that count, or -1
+  std::vector<double> prob;            // one per structure; 0 where it only completes a face
+  std::vector<std::int32_t> on;        // `slots` per structure: variables that are on, or -1
+  std::vector<std::int32_t> features;  // `feature_slots` per structure: scores that count, or -1
   std::vector<double> dense;           // features of callbacks, all of them
-  // Of factors that were solved by their rows or flows, which list no structures: see `RowForm` and
+  // For factors that were solved by rows or flows and list no structures: see `RowForm` and
   // `SequenceFlow`.
   std::vector<std::int32_t>
       num_cuts;  // (B, S) lists of flags; -1: solved by structures, -2: there is none

@@ -37,7 +37,7 @@ struct Instance {
   int links = 0;  // those before `links` are soft (pairs), the others tie a link to mu
   int num_blocks = 0;
   bool complete = false;   // all variables of the Problem are present: var is the identity
-  bool wide = false;       // float loses its digits in sums over so many pairs: add up in double
+  bool wide = false;       // sums over its many pairs lose digits in float: add up in double
   bool consistent = true;  // false: some row alone, or a structured factor, can't hold
   int refuted = -1;        // the row of the Problem that can't, and the multiplier that proves it
   T refuting = 0;
@@ -75,7 +75,7 @@ struct Instance {
   Span<T> norm;               // (m,) ||a||
   Span<std::uint8_t> uneven;  // (m,) whether its coefficients differ in size; the largest is 1
 
-  Span<T> gain;                // (n,) the most that a variable can earn a unit
+  Span<T> gain;                // (n,) the most that a variable can earn per unit
   Span<std::uint8_t> at_zero;  // (n,) the round that showed it to be 0, or 0, or kHeld: in a row
   bool any_at_zero = false;    // then its pairs are left out
 

@@ -6,7 +6,7 @@
 
 namespace factormax {
 
-// 0 restores the default, one thread a core.
+// 0 restores the default, one thread per core.
 void set_num_threads(int threads);
 int get_num_threads();
 

@@ -104,7 +104,7 @@ struct Structured {
   int scores(int f) const { return score_ptr[f + 1] - score_ptr[f]; }
 };
 
-// The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one a factor).
+// The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one per factor).
 template <class T>
 struct Problem {
   int num_vars = 0;

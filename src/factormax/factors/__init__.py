@@ -1,4 +1,4 @@
-"""The factors, one a file."""
+"""The factors, one per file."""
 
 from factormax.factors.and_out import AndOut
 from factormax.factors.at_least import AtLeast

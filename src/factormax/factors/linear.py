@@ -24,7 +24,7 @@ class Linear(RowFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
-        coefs: of any sign, of the shape of the variables (of the whole list, flat), or
+        coefs: numbers of any sign, in the shape of the variables (of the whole list, flat), or
             `(*batch, ...)` for each instance its own.
         lower: one for each factor of `axis`, and `(*batch, ...)` for one for each instance. None or
             −inf: there is none.

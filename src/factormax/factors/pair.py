@@ -30,7 +30,7 @@ class Pair(BaseFactor):
     Args:
         u: the first variables, or a list of them (then flat, one after the other).
         v: the second variables, of the same shape.
-        scores: of that shape, or broadcastable to it, `(1,)` included; `(*batch, ...)` for each
+        scores: in that shape, or broadcastable to it, `(1,)` included; `(*batch, ...)` for each
             instance its own.
 
     Example:

@@ -18,7 +18,7 @@ __all__ = ["Sequence"]
 
 
 class Sequence(StructuredFactor):
-    r"""One state a step, with a score for every transition: a linear chain.
+    r"""One state per step, with a score for every transition: a linear chain.
 
     $$\sum_t \eta_{t, s_t} + \sum_t T_{t, s_t, s_{t+1}} + a_{s_1} + b_{s_L}.$$
 
@@ -83,7 +83,7 @@ class Sequence(StructuredFactor):
             raise ShapeError(
                 f"{self.name}: transitions of shape {found} may be one for each step or one "
                 f"for each instance. Give them as {(*batch, *each)}, or as "
-                f"{(*batch, 1, *shared)} for one an instance."
+                f"{(*batch, 1, *shared)} for one per instance."
             )
         if found in (shared, (*batch, *shared)):
             return shared

@@ -69,7 +69,7 @@ class SequenceBudget(StructuredFactor):
             raise ShapeError(
                 f"{self.name}: transitions of shape {found} may be one for each pair of neighbours "
                 f"or one for each instance. Give them as {(*batch, *each)}, or as {(*batch, 1)} "
-                f"for one an instance."
+                f"for one per instance."
             )
         if found == () or (batch and found == batch):
             return ()

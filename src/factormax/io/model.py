@@ -49,7 +49,7 @@ class UAIModel:
         domains: the states each variable may have.
         starts: where the binary variables of each variable begin.
         sizes: how many it has: none if its state is known, 1 if it has two states and no `Table`
-            needs it, else one a state of its domain.
+            needs it, else one per state of its domain.
     """
 
     path: str
@@ -80,7 +80,7 @@ class UAIModel:
         """For each variable of the file, how much of each of its states is on.
 
         Args:
-            values: of `variable`, `(n,)`; by default those of the last query.
+            values: those of `variable`, `(n,)`; by default those of the last query.
 
         Raises:
             GraphError: if there are none yet, or if they are NaN (nothing satisfies the model).
@@ -107,7 +107,7 @@ class UAIModel:
         possible (its `score` is then −inf).
 
         Args:
-            values: of `variable`, `(n,)`; by default those of the last query.
+            values: those of `variable`, `(n,)`; by default those of the last query.
         """
         return [int(np.argmax(m)) for m in self.marginals(values)]
 

@@ -38,7 +38,7 @@ def read_uai(
         path: the file, which may be compressed with gzip. "BAYES" networks are read alike.
         evidence: a file of observed states, with or without the number of samples (1) in front;
             or a dict from variables to states.
-        dtype: of the scores.
+        dtype: the dtype of the scores.
 
     Raises:
         UAIError: for a bad file, with the line and what was expected there.
@@ -160,7 +160,7 @@ def _read_evidence(path: str | os.PathLike[str], cardinalities: list[int]) -> di
 
 
 def _are_samples(words: list[str]) -> bool:
-    """Whether the words are a number of samples, and so many times a count and pairs."""
+    """Whether the words are a number of samples, and for each sample a count and pairs."""
     place = 1
     for _ in range(int(words[0])):
         if place >= len(words) or not words[place].isdecimal():

@@ -165,8 +165,8 @@ class StructuredLayer(nn.Module):
             scores: `(*batch, *axes)`.
             target: a 0/1 structure of the same shape; 0 where masked.
             kind: "sparsemap", "hinge" or "perceptron".
-            cost: of "hinge", for an entry that differs: a number (1 by default), or one for each
-                entry, broadcastable to the target.
+            cost: the cost of an entry that differs, used only by "hinge": a number (1 by default),
+                or one for each entry, broadcastable to the target.
             mask: as in `forward`.
             lengths: as in `forward`.
             known: boolean, broadcastable to the target: where it is False the target is not known.

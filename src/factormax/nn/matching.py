@@ -32,7 +32,7 @@ class Matching(StructuredLayer):
             "coarse", a single `fm.Matching`. Both give the same marginals; "lp" is mostly faster.
         complete: False: rows may stay unmatched too, so that only pairs with scores that are high
             enough are matched (`AtMostOne` both ways). Only for "lp".
-        budget: at most so many pairs; a float is that fraction of the shorter side, rounded up.
+        budget: the most pairs to match; a float is that fraction of the shorter side, rounded up.
             Only with `complete=False`. `forward(scores, budget=...)` takes another for the call,
             also one for each instance.
         **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.

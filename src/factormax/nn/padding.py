@@ -43,7 +43,7 @@ def presence(
         name: what messages call the layer.
         scores: `(*batch, *axes)`.
         axes: what the axes count; those of the same name, the words of a tree, share their padding.
-        mask: of as many dimensions as the scores; or by side, `(*batch, size of the side)`. Sizes
+        mask: with as many dimensions as the scores; or by side, `(*batch, size of the side)`. Sizes
             of 1 and missing dimensions in front are broadcast.
         lengths: by side, `(*batch,)`, broadcast likewise.
 
@@ -132,7 +132,7 @@ def count_of_call(
 
 
 def number_of(count: Count | Tensor, there: Tensor | int) -> Any:
-    """How many a count is where so many are there, `(*batch,)` or a number.
+    """What a count comes to, given how many are there, `(*batch,)` or a number.
 
     A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
     """

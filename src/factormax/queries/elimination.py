@@ -30,7 +30,7 @@ _MOST_WORK_PER_SECOND = 2**28  # more than that is never done in a second
 @dataclass(frozen=True)
 class _Table:
     scope: tuple[int, ...]
-    values: FloatArray  # an axis of 2 a variable
+    values: FloatArray  # an axis of 2 per variable
 
 
 def best_by_elimination(inputs: Inputs, deadline: float | None = None) -> FloatArray | None:

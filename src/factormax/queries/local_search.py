@@ -250,7 +250,7 @@ class LocalSearch:
         Args:
             x: where to begin.
             work: how much to do, in units of about a nanosecond. The same work gives the same.
-            seed: of the random moves.
+            seed: the seed of the random moves.
             over: asked now and then whether to stop.
         """
         if not self._blocks:
@@ -329,7 +329,7 @@ class LocalSearch:
     def _moved_block(self, x: FloatArray, place: int, price: FloatArray) -> FloatArray | None:
         """The assignment with the structure of a factor that is best given all other variables.
 
-        price: of each row, taken off the scores of its variables.
+        price: a price per row, taken off the scores of its variables.
         """
         var = self._variables(place)
         given = np.empty(self._ptr[-1])

@@ -8,7 +8,7 @@ mathematics is in `docs/math.md`; its equation numbers are cited where they are 
 | `rows`     | a factor graph as linear rows with bounded multipliers               |
 | `box_row`  | one row in a box: the local solution of almost every factor          |
 | `or_out`   | the local solution of `OrOut`, in three branches                     |
-| `compact`  | the dual with one scalar a row, solved to the last digit             |
+| `compact`  | the dual with one scalar per row, solved to the last digit           |
 | `backward` | gradients from one small system                                      |
 | `admm`     | the paper's algorithm, corrected, from the local solutions           |
 """

@@ -102,7 +102,7 @@ class DenseProblem:
     eta: Vector
     """(n,): the scores, the linear part of the pairs included: docs/math.md (11)."""
     A: Matrix
-    """(m, n): one row a constraint, the soft rows of the pairs last."""
+    """(m, n): one row per constraint, the soft rows of the pairs last."""
     b: Vector
     """(m,): right-hand sides."""
     lo: Vector
@@ -208,7 +208,7 @@ def from_compiled(
         np.add.at(hard[r], column[col[k]], coef[k])
         entries.append([(int(j), float(a)) for j, a in zip(column[col[k]], coef[k], strict=True)])
 
-    # Soft rows: one a pair, docs/math.md (10) and (11).
+    # Soft rows: one per pair, docs/math.md (10) and (11).
     pairs = Pairs(
         var=column[compiled.pairs].astype(np.intp).reshape(-1, 2),
         negated=compiled.pair_negated.astype(np.bool_).reshape(-1, 2),

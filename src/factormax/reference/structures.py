@@ -1,4 +1,4 @@
-r"""All structures of a structured factor, one a column: slow, and obviously right.
+r"""All structures of a structured factor, one per column: slow, and obviously right.
 
 Column $k$ of $M$ (d, K) says which variables structure $k$ switches on, column $k$ of $N$
 (s, K) how often it uses each of the factor's own scores. So the scores of all structures
@@ -27,7 +27,7 @@ def sequences(
     has_initial: bool = False,
     has_final: bool = False,
 ) -> tuple[Matrix, Matrix]:
-    """One state a step: variable (t, s) is number t · states + s.
+    """One state per step: variable (t, s) is number t · states + s.
 
     Scores: transitions [from, to], or [step, from, to] if `per_step`; then, where there
     are any, the initial and the final ones, by state.

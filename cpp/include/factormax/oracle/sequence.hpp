@@ -1,4 +1,4 @@
-// The best sequence of states, one a step: Viterbi.
+// The best sequence of states, one per step: Viterbi.
 //
 // eta_u: (L, S). eta_v: transitions, (S, S) from-to or (L - 1, S, S), then initial (S,) and final
 // (S,), where the factor has them. Steps whose states are all -inf are absent, and come last.

@@ -47,7 +47,7 @@ class Oracle {
     return {shape[0], shape[1], shape[2] != 0, shape[3] != 0, shape[4] != 0};
   }
 
-  // Once an instance; false if there is no structure.
+  // Once per instance; false if there is no structure.
   bool prepare(const double* eta_u, double param, const CallbackFunction* function,
                std::int64_t instance) {
     return std::visit(
