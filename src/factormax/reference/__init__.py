@@ -1,7 +1,9 @@
 """The library in plain NumPy: slow, dense, one instance, and meant to be read.
 
-Every kernel of the C++ core has a twin here, and tests hold the two together. The
-mathematics is in `docs/math.md`; its equation numbers are cited where they are used.
+What defines a solution and its gradient is written down here once more, and tests hold
+it and the C++ core together. What only makes the core fast has no twin: L-BFGS, flows,
+links, the linear program. The mathematics, and the list of what is not here, is in
+`docs/math.md`; its equation numbers are cited where they are used.
 
 | module     | what it shows                                                        |
 |------------|----------------------------------------------------------------------|
@@ -11,6 +13,9 @@ mathematics is in `docs/math.md`; its equation numbers are cited where they are 
 | `compact`  | the dual with one scalar per row, solved to the last digit           |
 | `backward` | gradients from one small system                                      |
 | `admm`     | the paper's algorithm, corrected, from the local solutions           |
+
+`structures`, `active_set` and `tree_cuts` show one structured factor: all its structures, the
+solution from these, and sets of words that lack a head.
 """
 
 from factormax.reference.admm import AdmmResult, admm
