@@ -18,7 +18,7 @@ class ErrorSpread {
  public:
   // worst: the largest lack of a row.
   ErrorSpread(const Instance<T>& p, const DualPoint<T>& at, T worst)
-      : p_(p), at_(at), near_(T(1e4) * worst) {}
+      : p_(p), at_(at), near_(kTravel * worst) {}
 
   // Whether something is so close to its bound that the error decides on which side it is.
   bool in_doubt() const {
@@ -80,6 +80,8 @@ class ErrorSpread {
     }
   }
 
+  static constexpr T kTravel = T(1e4);  // within this many lacks of a bound, errors decide
+
   const Instance<T>& p_;
   const DualPoint<T>& at_;
   T near_;
@@ -100,7 +102,9 @@ template <class T>
 FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
                                std::int8_t* var_side, std::int8_t* row_side) {
-  const T eps = std::numeric_limits<T>::epsilon(), most = T(1e-3);
+  const T eps = std::numeric_limits<T>::epsilon();
+  const T most = T(1e-3);   // a margin above would clip what is visibly free
+  const T least = T(1e-9);  // an error below is not worth following
   const auto lack = [&](int r) { return row_lack(p, at, r); };
   T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
@@ -109,7 +113,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   }
   const ErrorSpread<T> travel(p, at, worst);
   const T bound = at_least + p.highest_degree * worst;  // no variable's error is larger
-  const bool negligible = bound <= T(1e-9);
+  const bool negligible = bound <= least;
   const bool in_doubt = !negligible && worst < most && travel.in_doubt();
   fill(error.first(p.n), negligible ? bound : at_least);
   if (!negligible) {
@@ -280,8 +284,7 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     system.add_hub_products(s.data, rhs);
   }
   const T size = max_abs(Span<const T>(d.first(p.n)));
-  const T wanted = std::numeric_limits<T>::digits > 24 ? T(1e-12) : T(1e-5);
-  const T residual = system.solve(Span<const T>(rhs), wanted);
+  const T residual = system.solve(Span<const T>(rhs), T(Precision<T>::backward));
   system.subtract_transpose(Span<const T>(system.solution), d.data);
 
   if (p.complete && !p.weighted()) {

@@ -24,6 +24,7 @@
 
 #include "factormax/batch.hpp"
 #include "factormax/graph_arrays.hpp"
+#include "factormax/precision.hpp"
 
 namespace factormax {
 
@@ -251,7 +252,7 @@ class FactorGraph {
     }
     require_options(options);
     const bool linear = method == Method::proximal || method == Method::ad3;
-    if (linear && sizeof(T) < sizeof(double)) {
+    if (linear && !Precision<T>::solves_linear_programs) {
       fail("solve", "float can't resolve the bound of a linear program: use FactorGraph<double>.");
     }
     require_steps_last(scores);

@@ -20,7 +20,7 @@ class CompactSolver {
     const int rows = p.num_dual(), vars = p.num_vars;
     now_.allocate(rows, vars, ws);
     next_.allocate(rows, vars, ws);
-    lbfgs_.allocate(rows, p.structured.num_links > 0 ? 10 : 5, ws);
+    lbfgs_.allocate(rows, p.structured.num_links > 0 ? kLongMemory : kMemory, ws);
     system_.allocate(p, structured, ws);
     interior_.allocate(p, ws);
     direction_ = ws.take<T>(rows);
@@ -65,7 +65,7 @@ class CompactSolver {
     may_poll_ = may_poll;
     system_.control = &control;
     system_.may_poll = may_poll;
-    system_.most_steps = 500;  // the finish is an attempt
+    system_.most_steps = kFinishSteps;
     result_ = Result{};
     impatient_ = certified_ = gave_up_ = false;
     give_up_at_ = kNever;
@@ -122,7 +122,7 @@ class CompactSolver {
     T residual = this->residual(now_);
     T promising = warm ? residual : first_promising();  // where the finish is tried next
     T best = residual;
-    int last_gain = result.iterations, next_check = result.iterations + 24;
+    int last_gain = result.iterations, next_check = result.iterations + kFirstCheck;
     const int begin = result.iterations;
     int fall_back_at = begin + (impatient_ ? 0 : kPatience);
     const bool alone = all_isolated();
@@ -170,7 +170,7 @@ class CompactSolver {
           result.status = Status::infeasible;
           return;
         }
-        next_check = result.iterations + std::min(result.iterations, 64);
+        next_check = result.iterations + std::min(result.iterations, kCheckEvery);
       }
       if (options_->finish && residual <= promising) {
         promising = residual / 2;
@@ -244,15 +244,34 @@ class CompactSolver {
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again
 
-  static constexpr T kPromising = T(0.015);  // residual at which the finish is first tried
-  static constexpr T kNear = T(5e-3);        // residual below which rounding is thought of
+  // Steps of L-BFGS that are remembered; more with links, whose passes cost calls of oracles.
+  static constexpr int kMemory = 5, kLongMemory = 10;
+  static constexpr int kFinishSteps = 500;  // of conjugate gradients: the finish is an attempt
+  // Passes until the first look for a certificate, and at most between two: one costs a pass.
+  static constexpr int kFirstCheck = 24, kCheckEvery = 64;
+
+  static constexpr T kPromising = T(0.015);      // residual at which the finish is first tried,
+  static constexpr T kOraclePromising = T(0.1);  // with oracles, whose passes cost more than it,
+  static constexpr T kMostPromising = T(0.25);   // and with pairs of large scores, at most
+  static constexpr T kNear = T(kMostRounding);   // residual below which rounding is thought of
   static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
                                       // beyond it are brought back,
-  static constexpr int kReturns = 2;  // so often, for they may belong there
+  static constexpr int kReturns = 2;  // this often, for they may belong there
   static constexpr int kStall = 12;   // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes at least before the fallback is tried
   static constexpr int kStuck = 200;     // passes after which large scores want another start
   static constexpr int kNever = std::numeric_limits<int>::max();
+
+  static constexpr T kSteep = T(0.9);  // of the slope: a step that ends with more has overshot, or,
+                                       // downwards, has seen hardly any curvature
+  static constexpr T kLonger = 4;      // by which it then grows,
+  static constexpr T kRay = 1000;      // which may be along a ray of an infeasible problem,
+  static constexpr T kLongest = T(1e8);  // and not for ever
+  static constexpr int kTries = 25;      // halvings, or so, that end below the rounding
+  static constexpr T kArmijo = T(1e-4);  // the usual share of the slope
+  static constexpr T kJump = T(1e-3);    // a finish that shrinks the residual by this was right;
+  static constexpr T kNearer = T(0.9);   // by this, it is at least a better place to descend from
+  static constexpr T kSane = 10;  // times the multipliers: a longer step is of a singular system
 
   // With large scores the dual is nearly piecewise linear, and descent from afar is slow. The
   // solution changes little when the scores grow by a factor: follow it from small scores.
@@ -322,13 +341,13 @@ class CompactSolver {
   }
 
   // Multipliers of soft rows begin at half their bounds: beside large ones, a large residual is
-  // small. Pairs are many, though, which makes the finish dear.
+  // small. Pairs are many, though, which makes the finish expensive.
   T first_promising() const {
-    if (structured_ != nullptr) return T(0.1);  // a pass is dear beside a finish
+    if (structured_ != nullptr) return kOraclePromising;
     if (p_->m == p_->hard) return kPromising;
     T largest = 1;
     for (int r = p_->hard; r < p_->m; ++r) largest = std::max(largest, p_->hi[r] * p_->scale[r]);
-    return std::min(kPromising * largest / 2, T(0.25));
+    return std::min(kPromising * largest / 2, kMostPromising);
   }
 
   void solve_isolated() {
@@ -442,7 +461,7 @@ class CompactSolver {
       evaluate_at(next_);
       ++passes;
       const T end_slope = dot(next_.g, step_);
-      if (end_slope > T(0.9) * std::fabs(slope) || !descends(end_slope, slope)) {  // too far
+      if (end_slope > kSteep * std::fabs(slope) || !descends(end_slope, slope)) {  // too far
         if (good > 0) {
           move(good);
           evaluate_at(next_);
@@ -450,14 +469,14 @@ class CompactSolver {
           break;
         }
         if (passes >= budget) return passes;
-        if (passes > 25) return forget(passes);
-        alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant of the slope
+        if (passes > kTries) return forget(passes);
+        alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant, within reason
         slope = move(alpha);
-      } else if (end_slope < T(0.9) * slope && alpha < T(1e8) && passes + 2 <= budget) {
+      } else if (end_slope < kSteep * slope && alpha < kLongest && passes + 2 <= budget) {
         // Hardly any curvature seen: go on, unless the whole arc is at its bounds.
         good = alpha;
-        alpha *= 4;
-        far_ |= alpha > 1000;  // a ray? see whether it proves that nothing is feasible
+        alpha *= kLonger;
+        far_ |= alpha > kRay;  // a ray? see whether it proves that nothing is feasible
         const T longer = move(alpha);
         if (longer >= slope) {
           move(good);
@@ -490,7 +509,7 @@ class CompactSolver {
     if (end_slope <= 0) return true;
     const T before = dual_value(*p_, now_), after = dual_value(*p_, next_);
     const T noise = 64 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(before));
-    return after <= before + T(1e-4) * slope + noise;
+    return after <= before + kArmijo * slope + noise;
   }
 
   // Gives up the direction. What is remembered may be to blame; if nothing is, we are at the end.
@@ -602,21 +621,20 @@ class CompactSolver {
     }
     for (int i = 0; i < system_.count; ++i)
       direction_[i] = -now_.g[system_.active[i]] - direction_[i];
-    system_.solve(Span<const T>(direction_),
-                  std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-4));
+    system_.solve(Span<const T>(direction_), T(Precision<T>::finish));
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
       const T delta = system_.solution[i];
       // On a singular system a huge step reads as optimal where everything is clipped.
-      if (!(std::fabs(delta) <= 10 * (1 + largest))) return false;
+      if (!(std::fabs(delta) <= kSane * (1 + largest))) return false;
       next_.x[r] = clip(now_.x[r] + delta, p.lo[r], p.hi[r]);
     }
     evaluate_at(next_);
     attempted_ = 1;
     const T reached = this->residual(next_);
-    if (!(reached <= tol || reached <= T(1e-3) * residual)) {
+    if (!(reached <= tol || reached <= kJump * residual)) {
       // Not the end, but it may well be nearer to it: descend from there.
-      if (!(reached <= T(0.9) * residual)) return false;
+      if (!(reached <= kNearer * residual)) return false;
       if (!(dual_value(p, next_) < dual_value(p, now_))) return false;
     }
     std::swap(now_, next_);
@@ -652,7 +670,7 @@ class CompactSolver {
   Span<std::int32_t> order_;
   int attempted_ = 0;
   int interior_patience_ = 0;  // 0: not known yet
-  int give_up_at_ = kNever;    // after so many passes
+  int give_up_at_ = kNever;    // after this many passes
   bool far_ = false, impatient_ = false, certified_ = false, gave_up_ = false;
   InteriorPoint<T> interior_;
   StructuredFactors<T>* structured_ = nullptr;

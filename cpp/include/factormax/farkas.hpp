@@ -30,8 +30,7 @@ bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
     if (structured == nullptr || !p.in_hub[j]) value += std::max(0.0, -double(v[j]));
   }
   if (structured != nullptr && magnitude > 0) value += structured->support(v.data, y.data);
-  const double resolution = std::numeric_limits<T>::digits > 24 ? 1e-10 : 1e-5;
-  return value < -resolution * magnitude;
+  return value < -Precision<T>::certificate * magnitude;
 }
 
 }  // namespace factormax

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "factormax/precision.hpp"
 #include "factormax/problem.hpp"
 #include "factormax/vector_ops.hpp"
 
@@ -321,7 +322,7 @@ struct Instance {
       ++e;
     }
     // Parameters that were worked out in float may miss their own sum.
-    const T eps = std::max(T(1e-7), 16 * std::numeric_limits<T>::epsilon());
+    const T eps = std::max(kParameterError, 16 * std::numeric_limits<T>::epsilon());
     const T slack = eps * (most - least + std::fabs(b));
     const bool too_much = least > b + slack;
     if (refuted < 0 && (too_much || (equality && most < b - slack))) {
@@ -350,7 +351,7 @@ struct Instance {
     fill(at_zero.first(n), std::uint8_t(0));
     for (int k = 0; k < ptr[hard]; ++k) at_zero[col[k]] = kHeld;
     int zeros = 0;
-    for (std::uint8_t round = 1; round <= 3; ++round) {
+    for (std::uint8_t round = 1; round <= kZeroRounds; ++round) {
       std::copy(eta.data, eta.data + n, gain.data);
       for (int q = 0; q < p.num_pairs; ++q) {
         const std::int32_t j1 = new_var.data[p.pair_var[2 * q]];
@@ -365,7 +366,7 @@ struct Instance {
         at_zero[j] = round;
         ++zeros;
       }
-      if (zeros - before <= n / 16 || zeros == n) break;  // not worth another look
+      if (zeros - before <= n / kFewZeros || zeros == n) break;  // not worth another look
     }
     return zeros > 0;
   }
@@ -419,7 +420,7 @@ struct Instance {
 
   // Whether a variable is in so many pairs, on average, that sums over them need double.
   static bool can_be_wide(const Problem<T>& p) {
-    return std::numeric_limits<T>::digits <= 24 && p.num_pairs >= 8 * p.num_vars;
+    return !Precision<T>::adds_many_pairs && p.num_pairs >= kPairsToWiden * p.num_vars;
   }
 
   void add_score(int j, T score) {
@@ -477,8 +478,12 @@ struct Instance {
     }
   }
 
-  static constexpr int kManyPairs = 64;
-  static constexpr std::uint8_t kHeld = 255;
+  static constexpr int kManyPairs = 64;    // below, a solve is quicker than looking for zeros
+  static constexpr int kZeroRounds = 3;    // each costs a sweep over the pairs, and finds fewer
+  static constexpr int kFewZeros = 16;     // a sixteenth of the variables does not pay for a sweep
+  static constexpr int kPairsToWiden = 8;  // per variable: sums over them lose a digit in float
+  static constexpr T kParameterError = T(1e-7);  // of float, relative: bounds may come from there
+  static constexpr std::uint8_t kHeld = 255;     // no round
 
   bool prepared_ = false;
   bool left_out_ = false;  // pairs, in the instance before

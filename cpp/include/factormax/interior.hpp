@@ -44,12 +44,14 @@ class InteriorPoint {
     p_ = &p;
     x_ = x;
     start();
-    const T feasible = std::numeric_limits<T>::digits > 24 ? T(1e-10) : T(1e-5);
     int step = 0;
-    for (; step < std::min(budget, 60); ++step) {
+    for (; step < std::min(budget, kMostSteps); ++step) {
       residuals();
       const T gap = complementarity();
-      if (!(gap > tolerance_) && max_abs(Span<const T>(primal_.first(p.m))) <= feasible) break;
+      if (!(gap > tolerance_) &&
+          max_abs(Span<const T>(primal_.first(p.m))) <= Precision<T>::feasible) {
+        break;
+      }
       factorise();
       // Predictor: straight for complementarity 0.
       for (int j = 0; j < p.n; ++j) {
@@ -63,7 +65,7 @@ class InteriorPoint {
       direction();
       const T reach = longest_step();
       const T ahead = complementarity(reach);
-      const T centre = std::pow(ahead / gap, T(3)) * gap;
+      const T centre = std::pow(ahead / gap, T(3)) * gap;  // the power is Mehrotra's
       // Corrector: towards the centre, with the second-order terms of the predictor.
       for (int j = 0; j < p.n; ++j) {
         c_alpha_[j] += centre - d_mu_[j] * d_alpha_[j];
@@ -74,7 +76,7 @@ class InteriorPoint {
         if (has_excess(r)) c_xi_[r] += centre + d_xi_[r] * d_x_[r];
       }
       direction();
-      const T length = std::min(T(1), T(0.995) * longest_step());
+      const T length = std::min(T(1), kShort * longest_step());
       if (!(length > 0) || !finite()) break;  // rounding has the better of it: keep the last point
       advance(length);
     }
@@ -82,8 +84,9 @@ class InteriorPoint {
   }
 
  private:
-  // A row is at least so elastic in the factors: none of its own may stand between its variables.
-  static constexpr T kLeast = std::numeric_limits<T>::digits > 24 ? T(1e-8) : T(1e-3);
+  static constexpr int kMostSteps = 60;   // twenty are usual: beyond, rounding is in the way
+  static constexpr T kShort = T(0.995);   // of the longest step: nothing may reach 0
+  static constexpr T kInterior = T(0.1);  // the least slack to begin with
 
   // A pair without a score costs nothing: its multiplier stays 0.
   bool fixed(int r) const { return p_->hi[r] == 0; }
@@ -104,8 +107,8 @@ class InteriorPoint {
     row_products(p, mu_.data, work_.data);
     for (int r = 0; r < p.m; ++r) {
       const T slack = p.scale[r] * (p.rhs[r] - work_[r]);
-      s_[r] = has_slack(r) ? std::max(slack, T(0.1)) : T(0);
-      xi_[r] = has_excess(r) ? std::max(-slack, T(0.1)) : T(0);
+      s_[r] = has_slack(r) ? std::max(slack, kInterior) : T(0);
+      xi_[r] = has_excess(r) ? std::max(-slack, kInterior) : T(0);
       x_[r] = has_excess(r) ? p.hi[r] / 2 : has_slack(r) ? size : T(0);
     }
   }
@@ -154,15 +157,16 @@ class InteriorPoint {
     system_.factorise(Span<const T>(weight_), Span<const T>(work_));
   }
 
-  // Small beside what the variables give way by, be it one of a small coefficient.
+  // A row without any would stand between its variables. Small beside what those give way by, be
+  // it one of a small coefficient.
   T least_elasticity(int r) const {
     const Instance<T>& p = *p_;
-    if (!p.uneven[r]) return kLeast;
+    if (!p.uneven[r]) return Precision<T>::elasticity;
     T smallest = 1;
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
       smallest = std::min(smallest, std::fabs(p.coef[k]) * p.scale[r]);
     }
-    return kLeast * smallest * smallest;
+    return Precision<T>::elasticity * smallest * smallest;
   }
 
   T elasticity(int r) const {

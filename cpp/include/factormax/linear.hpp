@@ -58,7 +58,7 @@ class LinearProgram {
     const Span<T> rounded = rounded_.first(p.n);
     for (int j = 0; j < p.n; ++j) {
       rounded[j] = mu[j] > T(0.5) ? T(1) : T(0);
-      if (!(std::fabs(mu[j] - rounded[j]) <= T(1e-3))) return false;
+      if (!(std::fabs(mu[j] - rounded[j]) <= kNearVertex)) return false;
     }
     for (int r = 0; r < p.hard; ++r) {
       if (!holds(r, rounded)) return false;
@@ -76,6 +76,9 @@ class LinearProgram {
   }
 
  private:
+  // Further from 0 and 1 it is no rounded structure; if it is one nearer, the checks will tell.
+  static constexpr T kNearVertex = T(1e-3);
+
   double value_of_rows(const T* mu, const T* eta, const T* hi) const {
     const Instance<T>& p = *p_;
     double sum = p.constant;

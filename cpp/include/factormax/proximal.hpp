@@ -34,8 +34,8 @@ class ProximalSolver {
   // warm: as of the compact solver.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll) {
-    const bool fine = std::numeric_limits<T>::digits > 24;
-    const Result first = compact_.solve(problem, p, warm, options, control, may_poll, fine);
+    const Result first = compact_.solve(problem, p, warm, options, control, may_poll,
+                                        Precision<T>::solves_linear_programs);
     if (!compact_.gave_up()) return first;
     Options rest = options;
     rest.tol = 1e-6;
@@ -133,8 +133,8 @@ class ProximalSolver {
   }
 
  private:
-  static constexpr int kMostSteps = 200;
-  static constexpr T kLoosest = T(0.1);  // residual of a step; a fifth of its length is enough
+  static constexpr int kMostSteps = 200;  // t doubles in most of them
+  static constexpr T kLoosest = T(0.1);   // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
     return structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved;

@@ -13,7 +13,7 @@ namespace factormax {
 template <class T>
 class ReducedSystem {
  public:
-  static constexpr int kDense = 256;  // so many rows always fit
+  static constexpr int kDense = 256;  // rows of a matrix that always fits: half a megabyte
 
   Control* control = nullptr;  // asked now and then, if set
   bool may_poll = false;
@@ -188,7 +188,7 @@ class ReducedSystem {
  private:
   static constexpr int kSmall = 64;  // rows of a matrix that is cheap to factorise, singular or not
 
-  static constexpr T ridge() { return std::numeric_limits<T>::digits > 24 ? T(1e-9) : T(1e-6); }
+  static constexpr T ridge() { return Precision<T>::ridge; }
 
   // Entry j of row i, first_[i] <= j <= i, is matrix_row(i)[j].
   T* matrix_row(int i) const { return matrix_.data + offset_.data[i]; }
@@ -636,8 +636,7 @@ class ReducedSystem {
     T largest = 0;
     for (int i = 0; i < count; ++i) largest = std::max(largest, diagonal_[i]);
     // Where all rows are rigid, the largest is what rounding left of 0.
-    const bool fine = std::numeric_limits<T>::digits > 24;
-    const T least = std::max(largest * (fine ? T(1e-12) : T(1e-6)), fine ? T(1e-24) : T(1e-12));
+    const T rigid = Precision<T>::rigid, least = std::max(largest * rigid, rigid * rigid);
     const Span<std::int32_t> place = touching_;
     fill(place.first(count), 0);
     for (int k = 0; k < ptr_[num_free_]; ++k)

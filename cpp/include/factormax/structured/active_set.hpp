@@ -66,7 +66,7 @@ class ActiveSet : public StructureSet {
           idle < 0 || value > best + 4 * std::numeric_limits<double>::epsilon() * std::fabs(best);
       if (gained) best = value;
       idle = gained ? 0 : idle + 1;
-      if (idle > 64 + count) return ActiveSetResult::solved;  // as far as this precision goes
+      if (idle > kIdle + count) return ActiveSetResult::solved;  // as far as this precision goes
       if (calls - begin >= most_calls) return ActiveSetResult::limit;
       if (calls % 16 == 15 && control.stopped(may_poll)) return ActiveSetResult::stopped;
       const ActiveSetResult asked = ask(oracle, residual_.data, eta_v);
@@ -75,7 +75,7 @@ class ActiveSet : public StructureSet {
       const double gap = reduced - tau();
       const double size = 1 + std::fabs(shift_);
       if (gap <= kGap * size) return ActiveSetResult::solved;
-      if (gap <= 1e-9 * size) {
+      if (gap <= kNearGap * size) {
         // So close that the error of p itself may be what is left.
         if (gap <= 2 * spread(eta_v)) {
           if (!refactored_) {
@@ -91,7 +91,7 @@ class ActiveSet : public StructureSet {
       theta_[count] = score(count, x, eta_v) - shift_;
       if (append(theta_[count])) {
         p[count - 1] = 0;
-      } else if (gap <= 1e-9 * size) {
+      } else if (gap <= kNearGap * size) {
         return ActiveSetResult::solved;
       } else if (!swap_dependent()) {
         settle(false);
@@ -127,7 +127,7 @@ class ActiveSet : public StructureSet {
       scatter(work_.data, probe_.data);
       for (int j = 0; j < shape_.vars; ++j) direction_[j] -= w_[j] * probe_[j];
       found = false;
-      for (const double step : {1e-6, -1e-6, 1e-8, -1e-8}) {
+      for (const double step : {kFarProbe, -kFarProbe, kNearProbe, -kNearProbe}) {
         for (int j = 0; j < shape_.vars; ++j) {
           probe_[j] = residual_[j] + step * size * direction_[j];
         }
@@ -142,7 +142,7 @@ class ActiveSet : public StructureSet {
         found = append(theta_[count]);
         if (found) break;
         // Both far probes stayed on the face, so nothing hides in its neighbourhood.
-        if (step == -1e-6 && !near_by) break;
+        if (step == -kFarProbe && !near_by) break;
       }
       if (found) p[count - 1] = 0;
     }
@@ -181,9 +181,16 @@ class ActiveSet : public StructureSet {
   }
 
  private:
+  // Gaps are relative to 1 + the score of the first structure. They are squared distances: where
+  // 1e-9 would do for the marginals, their derivative still lacks structures.
   static constexpr double kGap = 1e-13;
-  static constexpr double kFace = 1e-10;
-  static constexpr double kRounding = 1e-15;
+  static constexpr double kNearGap = 1e-9;    // below, the error of p may be what is left
+  static constexpr double kFace = 1e-10;      // reduced scores of one face agree to this
+  static constexpr double kFarProbe = 1e-6;   // beyond the rounding of an oracle, within the face,
+  static constexpr double kNearProbe = 1e-8;  // or still within, where another face is close by
+  static constexpr double kRounding = 1e-15;  // of a probability
+  static constexpr double kPositive = 1e-9;   // a smaller share of a combination is rounding
+  static constexpr int kIdle = 64;            // steps in a row without gain that are not just ties
 
   // The best structure goes to place `count`.
   ActiveSetResult ask(Oracle& oracle, const double* scores, const double* eta_v) {
@@ -295,7 +302,7 @@ class ActiveSet : public StructureSet {
     double most = std::numeric_limits<double>::infinity();
     int out = -1;
     for (int i = 0; i < k; ++i) {
-      if (work_[i] > 1e-9 && p[i] / work_[i] < most) {
+      if (work_[i] > kPositive && p[i] / work_[i] < most) {
         most = p[i] / work_[i];
         out = i;
       }

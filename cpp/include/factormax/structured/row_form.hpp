@@ -1,8 +1,8 @@
 // Trees and matchings by the rows of their polytopes, docs/math.md (59)-(61). An active set holds a
-// structure for every dimension of the solution's face, which is dear where scores are close to one
-// another; the rows do not mind. A matching has a row for each of its rows and columns. A tree has
-// one for each word, and one for each set of words that would else form a cycle: those are added
-// when they are violated.
+// structure for every dimension of the solution's face, which is expensive where scores are close
+// to one another; the rows do not mind. A matching has a row for each of its rows and columns. A
+// tree has one for each word, and one for each set of words that would else form a cycle: those are
+// added when they are violated.
 //
 // The rows join those of the graph in a Problem of their own, of a single instance, which the
 // solver, the finish and the backward pass treat like any other.
@@ -26,7 +26,7 @@ class RowForm {
     return true;
   }
 
-  // Whether instance i has so many structures to be expected that rows are the better way. Each row
+  // Whether instance i is likely to have enough structures that rows are the better way. Each row
   // of a matching, and of the arcs to a word, has one variable on in every structure. Sparsemax of
   // the row alone tells how many have a chance; an active set needs a structure for each but one.
   static bool is_dense(const Problem<T>& p, std::int64_t i) {
@@ -35,8 +35,8 @@ class RowForm {
     const T* eta = p.eta_u.at(i);
     for (int f = 0; f < s.count; ++f) {
       const int rows = s.shapes(f)[0], length = s.vars(f).size / std::max(rows, 1);
-      int most = is_tree(s, f) ? 64 + rows / 2 : 16;
-      if (p.num_rows + p.num_pairs > 0) most /= 4;  // they make for many passes
+      int most = is_tree(s, f) ? kTreeStructures + rows / 2 : kMatchings;
+      if (p.num_rows + p.num_pairs > 0) most /= kMorePasses;
       for (int r = 0, more = 0; r < rows; ++r) {
         more += support({s.vars(f).data + r * length, length}, mask, eta) - 1;
         if (more > most) return true;
@@ -277,6 +277,10 @@ class RowForm {
   }
 
  private:
+  // Structures from which on rows cost less, as measured, docs/math.md (61). Other factors make for
+  // more passes, each of which asks the oracle anew.
+  static constexpr int kTreeStructures = 64, kMatchings = 16, kMorePasses = 4;
+
   static bool is_tree(const Structured<T>& s, int f) {
     return s.kind[f] == static_cast<std::int8_t>(OracleKind::tree);
   }

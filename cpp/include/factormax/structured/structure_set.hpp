@@ -174,7 +174,7 @@ class StructureSet {
   }
 
  protected:
-  static constexpr double kDependent = 1e-10;
+  static constexpr double kDependent = 1e-10;  // of its squared length: what rounding may leave
 
   double* row(int i) const { return factor_.data + std::int64_t(i) * (i + 1) / 2; }
 

@@ -219,7 +219,7 @@ class StructuredFactors {
   }
 
   // Affinely independent 0/1 vectors of d variables are at most d + 1, but a sparse solution needs
-  // only so many more than its structures have parts.
+  // only a few more than its structures have parts.
   static int capacity(int vars, int slots, int growth) {
     const int affordable = (1 << 20) / std::max(slots, 1);  // the lists of all of them
     const std::int64_t usual = std::max(64, std::min({4 * slots, 1024, affordable}));
@@ -449,7 +449,7 @@ class StructuredFactors {
   }
 
   ActiveSetResult trouble() const { return problem_; }
-  // What a factor has found within its limit of calls is to do.
+  // What a factor has found within its limit of calls will do.
   void go_on() { problem_ = ActiveSetResult::solved; }
 
   std::int64_t oracle_calls() const {

@@ -1,0 +1,47 @@
+// What the digits of a scalar type allow: the tolerances that differ between float and double, in
+// one place. Those that do not are beside the code they steer.
+#pragma once
+
+namespace factormax {
+
+template <class T>
+struct Precision;
+
+template <>
+struct Precision<double> {
+  // Whether multipliers resolve the gap between a linear program's value and its bound.
+  static constexpr bool solves_linear_programs = true;
+  // Whether sums over the hundreds of pairs of a variable keep enough digits.
+  static constexpr bool adds_many_pairs = true;
+  // Relative residual of the reduced system in a finish, which is checked by what it leads to,
+  static constexpr double finish = 1e-8;
+  // and in the backward pass, where it is the error of the gradient.
+  static constexpr double backward = 1e-12;
+  // Added to the diagonal of the reduced system, which is often singular, relative to the average:
+  // refinement takes it out again, a digit or more per step.
+  static constexpr double ridge = 1e-9;
+  // A diagonal entry below this, relative to the largest, or below its square, is rounding.
+  static constexpr double rigid = 1e-12;
+  // Rows of the interior point method hold, relative to ||a||; the finish does the rest.
+  static constexpr double feasible = 1e-10;
+  // The least elasticity of a row in its factors: about the root of the rounding, so that the
+  // factors stay accurate, and two steps of refinement make up for it.
+  static constexpr double elasticity = 1e-8;
+  // A Farkas certificate is negative beyond the rounding of its sum, relative to its terms.
+  static constexpr double certificate = 1e-10;
+};
+
+template <>
+struct Precision<float> {
+  static constexpr bool solves_linear_programs = false;
+  static constexpr bool adds_many_pairs = false;
+  static constexpr float finish = 1e-4f;
+  static constexpr float backward = 1e-5f;
+  static constexpr float ridge = 1e-6f;
+  static constexpr float rigid = 1e-6f;
+  static constexpr float feasible = 1e-5f;
+  static constexpr float elasticity = 1e-3f;
+  static constexpr double certificate = 1e-5;  // the sum is in double in both
+};
+
+}  // namespace factormax
