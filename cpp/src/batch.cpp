@@ -550,7 +550,7 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
 
 template <class T>
 int list_length(const Problem<T>& problem, int f) {
-  const Structured<T>& s = problem.structured;
+  const Structured& s = problem.structured;
   if (s.kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) {
     return RowForm<T>::list_length(s, f);
   }

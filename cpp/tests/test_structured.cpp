@@ -47,7 +47,7 @@ struct Model {
     Problem<T> p = rows.problem();
     isolated.assign(rows.num_blocks() + rows.num_pairs() + 1, 0);
     p.block_isolated = isolated.data();
-    Structured<T>& s = p.structured;
+    Structured& s = p.structured;
     s.count = static_cast<int>(kind.size());
     s.num_links = num_links;
     s.num_scores = score_ptr.back();

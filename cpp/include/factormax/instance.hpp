@@ -444,7 +444,7 @@ struct Instance {
 
   // A link is a row with one entry, whose right-hand side is the linked factor's own marginal. The
   // quadratic of a variable is shared evenly by all that hold it, docs/math.md (17).
-  void add_links(const Structured<T>& s, int first) {
+  void add_links(const Structured& s, int first) {
     if (s.count == 0) return;
     fill(in_hub.first(n), std::uint8_t(0));
     fill(weight.first(n), T(1));

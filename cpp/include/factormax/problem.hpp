@@ -80,7 +80,6 @@ struct CallbackFunction {
 // S structured factors. One that shares no variable with an earlier one is a hub: it takes the
 // place of the box on its variables. The others are linked to what is there by multipliers, one for
 // each of their variables.
-template <class T>
 struct Structured {
   int count = 0;
   int num_links = 0;                      // multipliers of all linked factors
@@ -105,8 +104,8 @@ struct Structured {
 };
 
 // The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one per factor).
-template <class T>
-struct Problem {
+// This is what does not depend on the scalar type.
+struct Layout {
   int num_vars = 0;
   int num_rows = 0;
   int num_entries = 0;
@@ -116,21 +115,25 @@ struct Problem {
   const std::int32_t* row_ptr = nullptr;         // (R + 1,)
   const std::int32_t* col = nullptr;             // (nnz,)
   const std::int8_t* kind = nullptr;             // (R,)  RowKind
-  Batched<const T> coef;                         // (nnz,)
-  Batched<const T> rhs;                          // (R,)
   const std::int32_t* pair_var = nullptr;        // (P, 2)
   const std::uint8_t* pair_negated = nullptr;    // (P, 2)
   const std::int32_t* block_ptr = nullptr;       // (F + 1,)
   const std::int8_t* block_kind = nullptr;       // (F,)  BlockKind
   const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
   Batched<const std::uint8_t> mask;              // (n,)  optional; 0: the variable is off
-  Batched<const T> eta_u;                        // (n,)
-  Batched<const T> eta_v;                        // (P + scores of the structured factors,)
-  Structured<T> structured;
+  Structured structured;
 
   int num_dual() const { return num_rows + num_pairs + structured.num_links; }
   int num_scores() const { return num_pairs + structured.num_scores; }
   int num_incidences() const { return num_entries + 2 * num_pairs + structured.num_links; }
+};
+
+template <class T>
+struct Problem : Layout {
+  Batched<const T> coef;   // (nnz,)
+  Batched<const T> rhs;    // (R,)
+  Batched<const T> eta_u;  // (n,)
+  Batched<const T> eta_v;  // (P + scores of the structured factors,)
 };
 
 // Whether structured factors are solved without structures: trees and matchings by the rows of

@@ -18,7 +18,7 @@ class RowForm {
  public:
   // Whether all structured factors are of these kinds, and none is linked.
   static bool possible(const Problem<T>& p) {
-    const Structured<T>& s = p.structured;
+    const Structured& s = p.structured;
     if (s.count == 0 || s.num_links > 0) return false;
     for (int f = 0; f < s.count; ++f) {
       if (!is_tree(s, f) && !is_matching(s, f)) return false;
@@ -30,7 +30,7 @@ class RowForm {
   // of a matching, and of the arcs to a word, has one variable on in every structure. Sparsemax of
   // the row alone tells how many have a chance; an active set needs a structure for each but one.
   static bool is_dense(const Problem<T>& p, std::int64_t i) {
-    const Structured<T>& s = p.structured;
+    const Structured& s = p.structured;
     const std::uint8_t* mask = p.mask.at(i);
     const T* eta = p.eta_u.at(i);
     for (int f = 0; f < s.count; ++f) {
@@ -109,7 +109,7 @@ class RowForm {
 
   // What the backward pass has to know of the rows of a factor, as lists of flags: of a tree the
   // sets of words that hold tightly, of a matching the one list of its tight columns.
-  static int list_length(const Structured<T>& s, int f) {
+  static int list_length(const Structured& s, int f) {
     return is_tree(s, f) ? s.shapes(f)[0] : s.shapes(f)[1];
   }
 
@@ -129,7 +129,7 @@ class RowForm {
   // The other way round, after `begin`: which rows are tight, from `count` lists of each factor.
   // Returns false if they are not of this problem.
   bool adopt(const std::int32_t* count, const std::uint8_t* flags) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     fill(row_side, static_cast<std::int8_t>(Side::interior));
     for (int f = 0; f < s.count; ++f) {
       const int length = list_length(s, f);
@@ -201,7 +201,7 @@ class RowForm {
 
   // A row for a set of words of tree f; false if there is no room for it.
   bool add_cut(int f, Span<const std::uint8_t> member) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     const Span<const std::int32_t> vars = s.vars(f);
     const int n = words_of(s, f), r = first_cut_ + num_cuts_;
     if (num_cuts_ == most_cuts_) return false;
@@ -235,7 +235,7 @@ class RowForm {
   // How many passes over the rows cost about as much as the structures would.
   template <class Marginal>
   int worthwhile_passes(const Marginal& mu) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     double cost = 0;
     for (int f = 0; f < s.count; ++f) {
       double structures = 0;
@@ -254,7 +254,7 @@ class RowForm {
   // Problem.
   template <class Marginal>
   Cuts add_violated(const Marginal& mu, double tolerance) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     Cuts result = Cuts::none;
     for (int f = 0; f < s.count && result != Cuts::no_room; ++f) {
       if (!is_tree(s, f)) continue;
@@ -281,20 +281,20 @@ class RowForm {
   // more passes, each of which asks the oracle anew.
   static constexpr int kTreeStructures = 64, kMatchings = 16, kMorePasses = 4;
 
-  static bool is_tree(const Structured<T>& s, int f) {
+  static bool is_tree(const Structured& s, int f) {
     return s.kind[f] == static_cast<std::int8_t>(OracleKind::tree);
   }
-  static bool is_matching(const Structured<T>& s, int f) {
+  static bool is_matching(const Structured& s, int f) {
     return s.kind[f] == static_cast<std::int8_t>(OracleKind::matching);
   }
-  static int words_of(const Structured<T>& s, int f) { return s.shapes(f)[0]; }
-  static bool single_root(const Structured<T>& s, int f) { return s.shapes(f)[1] != 0; }
-  static int rows_of(const Structured<T>& s, int f) {
+  static int words_of(const Structured& s, int f) { return s.shapes(f)[0]; }
+  static bool single_root(const Structured& s, int f) { return s.shapes(f)[1] != 0; }
+  static int rows_of(const Structured& s, int f) {
     return is_tree(s, f) ? s.shapes(f)[0] + 1 : s.shapes(f)[0] + s.shapes(f)[1];
   }
   // A set of half the words has a quarter of the entries that all words have.
   static int entries_of_cuts(int vars) { return std::max(4 * vars, std::min(32 * vars, 1 << 20)); }
-  static int most_cuts(const Structured<T>& s, int f) {
+  static int most_cuts(const Structured& s, int f) {
     return is_tree(s, f) ? 2 * words_of(s, f) + 8 : 0;
   }
 
@@ -340,7 +340,7 @@ class RowForm {
 
   // A word is there if some arc to it is.
   void find_present(int f) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     const Span<const std::int32_t> vars = s.vars(f);
     const int n = words_of(s, f);
     for (int m = 0; m < n; ++m) {
@@ -378,7 +378,7 @@ class RowForm {
   // One head a word; one word at the root, if so asked. Rows of words share no variable: they say
   // so, which gives the solver a good start, or the solution.
   void add_tree(int f) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     const Span<const std::int32_t> vars = s.vars(f);
     const int n = words_of(s, f);
     find_present(f);
@@ -423,7 +423,7 @@ class RowForm {
   }
 
   void add_matching(int f) {
-    const Structured<T>& s = source_->structured;
+    const Structured& s = source_->structured;
     const Span<const std::int32_t> vars = s.vars(f);
     const int rows = s.shapes(f)[0], cols = s.shapes(f)[1];
     for (int a = 0; a < rows; ++a) {

@@ -186,7 +186,7 @@ class StructuredFactors {
  public:
   // Room for `growth` times the usual number of structures.
   void allocate(const Problem<T>& problem, int growth, Workspace& ws) {
-    const Structured<T>& s = problem.structured;
+    const Structured& s = problem.structured;
     factors_ = ws.take<StructuredFactor>(s.count);
     hub_of = ws.take<std::int32_t>(problem.num_vars);
     local = ws.take<std::int32_t>(problem.num_vars);
@@ -235,7 +235,7 @@ class StructuredFactors {
   // After Instance::prepare. Returns false if one of them has no structure at all. The backward
   // pass needs no oracles: it reads the structures of the forward pass.
   bool prepare(const Problem<T>& problem, const Instance<T>& p, std::int64_t i, bool oracles) {
-    const Structured<T>& s = problem.structured;
+    const Structured& s = problem.structured;
     const double* param = s.param.at(i);
     const T* eta_v = problem.eta_v.at(i);
     int link = p.links;
