@@ -16,6 +16,7 @@ from oracle import Problem, Structured, Term
 from structured_contract import SAME, Case
 
 import factormax as fm
+from factormax import engine
 
 TIGHT = {"tol": 1e-12, "max_iter": 5000}
 EXACT = 1e-9
@@ -857,3 +858,38 @@ def test_float32_gradients_beside_rows_that_always_hold(make, shape):
                 fg.add(factor)
             found.append(fg.solve().vjp({u: grad.astype(dtype)})[u])
         np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-4)
+
+
+# Ties beside tight rows ---------------------------------------------------------------------------
+
+
+def tied_table():
+    """The row holds the fourth state; at the edge of its multipliers two others tie with it."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.01, -0.005, 0.015, 0.005]))
+    fg.add(fm.AtLeast([u[3]], 1))
+    fg.add(fm.Table([u[[0, 3, 1, 2]]], np.array([0.005, 0.005, 0.01, 0.0])))
+    return fg, u, np.zeros((4, 4))
+
+
+def tied_sequence():
+    """The row holds the first state of the first step, and forbids the second of the second."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros(6))
+    fg.add(fm.Exactly([~u[1], u[3]], 2))
+    transitions = np.array([[[0.0002, 0.0001, 0.0], [0.0, 0.0, 0.0], [0.0, -0.0001, 0.0]]])
+    fg.add(fm.Sequence(u[np.array([[3, 5, 4], [2, 1, 0]])], transitions))
+    jacobian = np.zeros((6, 6))
+    jacobian[np.ix_([2, 0], [2, 0])] = [[0.5, -0.5], [-0.5, 0.5]]
+    return fg, u, jacobian
+
+
+@pytest.mark.parametrize("by_flows", [False, True])
+@pytest.mark.parametrize("tied", [tied_table, tied_sequence])
+def test_variables_that_are_0_stay_so_in_the_derivative(tied, by_flows, monkeypatch):
+    if by_flows:
+        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+    fg, u, jacobian = tied()
+    solution = fg.solve(tol=1e-12, on_failure="raise")
+    ours = [solution.vjp({u: d})[u] for d in np.eye(len(jacobian))]
+    np.testing.assert_allclose(ours, jacobian, atol=1e-12)

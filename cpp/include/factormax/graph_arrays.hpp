@@ -118,7 +118,7 @@ struct GraphArrays {
     p.pair_negated = pair_negated.data();
     p.block_ptr = block_ptr.data();
     p.block_kind = block_kind.data();
-    Structured<T>& s = p.structured;
+    Structured& s = p.structured;
     s.count = static_cast<int>(oracle_kind.size());
     s.num_links = num_links;
     s.num_scores = score_ptr.back();

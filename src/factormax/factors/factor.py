@@ -42,15 +42,16 @@ class Factor(StructuredFactor):
     by a solve: put it through `factormax.testing.check_factor`.
 
     The scores that `map` sees are not those given, but reduced ones. With no other factor on its
-    variables, `solve` multiplies the scores by a positive number and lowers each by a number from
-    0 to 1; at the end it moves them by about a millionth of their size, in either direction, to
-    find structures that tie. `solve_map` and `decode` may also raise scores by up to 1, unless no
-    factor shares a variable with another; `decode` adds noise where structures tie, of up to a
-    hundredth of the scores' standard deviation. Other factors on the same variables add their
-    multipliers: `Budget`, `AtMostOne` and `Knapsack` over variables that are not negated only lower
-    scores further, all others may also raise them. So may `method="admm"` and "ad3", and the proof
-    that an instance is infeasible. A warm start changes nothing of this. A score of −inf is a
-    masked variable, which must be off. The factor's own scores come times a positive number.
+    variables, `solve` multiplies the scores by a positive number and lowers each by a number from 0
+    to 1; at the end it moves them by about a millionth of their size, in either direction, to find
+    structures that tie, and lowers those of variables that are 0 by more. `solve_map` and `decode`
+    may also raise scores by up to 1, unless no factor shares a variable with another; `decode` adds
+    noise where structures tie, of up to a hundredth of the scores' standard deviation. Other
+    factors on the same variables add their multipliers: `Budget`, `AtMostOne` and `Knapsack` over
+    variables that are not negated only lower scores further, all others may also raise them. So may
+    `method="admm"` and "ad3", and the proof that an instance is infeasible. A warm start changes
+    nothing of this. A score of −inf is a masked variable, which must be off. The factor's own
+    scores come times a positive number.
 
     An oracle with a domain, such as a shortest path with costs of one sign, should clip what lies
     just beyond it, and define `features_of`, so that `loss` and `decode` need not ask `map` whether

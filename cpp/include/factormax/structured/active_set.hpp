@@ -103,18 +103,31 @@ class ActiveSet : public StructureSet {
     }
   }
 
-  // Adds structures, with probability 0, until those at hand span the optimal face: the derivative
-  // needs that, the solution does not. After `solve` with the same arguments. docs/math.md (53).
-  // error: of x; a smaller probability may be its doing, and such structures go first. Holds no
-  // more than `most`.
+  // Adds structures, with probability 0, until those at hand span the optimal face, where variables
+  // that are 0 or 1 stay so: the derivative needs that, the solution does not. After `solve` with
+  // the same arguments. docs/math.md (53). error: of x; a smaller probability may be its doing, or
+  // that of the gap left open, and such structures go first. Holds no more than `most`.
   ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, double error,
                            int most, double* v) {
-    prune(2 * error, v);
+    const double size = 1 + std::fabs(shift_), least = std::max(2 * error, kGap * size);
+    prune(least, v);
     if (count == 1) return ActiveSetResult::solved;  // a vertex
-    const double size = 1 + std::fabs(shift_);
     const double on_face = std::max(kFace * size, 4 * error);
     bool near_by = false;  // a probe found a structure that is not of the face
     reduce(x, v);
+    // Variables at 0 are lowered, so that structures with them lose. Those at 1 are raised, but
+    // hardly: an oracle may have a domain.
+    const auto at_one = [&](int j) { return v[j] > 1 - least / 2; };
+    int ones = 0;
+    for (int j = 0; j < shape_.vars; ++j) {
+      if (v[j] < least / 2) residual_[j] -= size;
+      ones += at_one(j);
+    }
+    const auto has_ones = [&](const std::int32_t* structure) {
+      int found = 0;
+      for (int k = 0; k < shape_.slots; ++k) found += structure[k] >= 0 && at_one(structure[k]);
+      return found == ones;
+    };
     std::uint64_t state = 0x9E3779B97F4A7C15u;
     for (bool found = true; found && count <= shape_.vars;) {
       // r = r0 - W M Q M^T r0 has the same product with all structures at hand.
@@ -129,13 +142,16 @@ class ActiveSet : public StructureSet {
       found = false;
       for (const double step : {kFarProbe, -kFarProbe, kNearProbe, -kNearProbe}) {
         for (int j = 0; j < shape_.vars; ++j) {
-          probe_[j] = residual_[j] + step * size * direction_[j];
+          const double way = at_one(j) ? 8 * std::fabs(step) : step * direction_[j];
+          probe_[j] = residual_[j] + size * way;
         }
         const ActiveSetResult asked = ask(oracle, probe_.data, eta_v);
         if (asked != ActiveSetResult::solved) return asked;
         const double gap = tau() - score(count, residual_.data, eta_v);
-        near_by |= gap > on_face;
-        if (gap > on_face) continue;
+        if (gap > on_face || !has_ones(on(count))) {
+          near_by = true;
+          continue;
+        }
         if (count >= most) return ActiveSetResult::limit;
         if (is_full()) return ActiveSetResult::no_room;
         theta_[count] = score(count, x, eta_v) - shift_;

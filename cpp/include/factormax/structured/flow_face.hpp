@@ -116,8 +116,9 @@ class FlowFace {
     return true;
   }
 
-  // After `pivot`: the face of all paths whose reduced score is within `tolerance` of the best, or
-  // the one path if there is no other; flows that no cycle of edges can change. docs/math.md (65).
+  // After `pivot`: the face of all paths whose reduced score is within `tolerance` of the best, by
+  // way of states whose marginal is above `least`; flows that no cycle of edges can change.
+  // docs/math.md (65).
   void complete(const double* x, const double* eta_v, double tolerance, double least) {
     respond(x, [&](int t, int i, int j) { return scores(eta_v, t, i)[j]; }, 1);
     price(x, eta_v);
@@ -129,10 +130,12 @@ class FlowFace {
         for (int i = 0; i < sources(t); ++i) {
           const double* score = scores(eta_v, t, i);
           const double before = t == 0 ? 0 : best_[(t - 1) * S + i];
+          const bool here = t == 0 || mu[(t - 1) * S + i] > least;
           for (int j = 0; j < S; ++j) {
             const int e = edge(t, i, j);
             const double through = before + score[j] + left_[t * S + j];
-            inside[e] = through >= level() - tolerance || flow[e] > least;
+            const bool ties = here && mu[t * S + j] > least && through >= level() - tolerance;
+            inside[e] = ties || flow[e] > least;
           }
         }
       }
