@@ -531,6 +531,22 @@ class TestWarmStart:
             solved(matching(rng, 4, 1.0), warm_start=small)
 
 
+def test_clipping_keeps_the_rows():
+    """Descent met the tolerance here, and what its error made unsure was clipped: 14 times that."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([2.8e-09, -5.3e-09, -4.7e-09, 1e-09]))
+    fg.add(fm.Knapsack([u[3], u[1], u[2]], np.array([0.5, 0.5, 0.5]), 1.0))
+    fg.add(fm.OrOut([u[1], u[3]]))
+    fg.add(fm.XorOut([u[1], u[0], ~u[2], ~u[3]]))
+    scores = [-1.98963238e-09, -2.9977983e-09, 1.02131397e-10, 2.21844511e-08, -1.58484299e-08]
+    fg.add(fm.Pair(u[[0, 3, 1, 2, 2]], u[[1, 1, 0, 3, 0]], np.array(scores)))
+    fg.add(fm.Pair(u[1], u[0], 1.74354285e-10))
+    fg.add(fm.Knapsack([u[1]], np.array([0.8]), 0.6))
+    fg.add(fm.AndOut([u[1], u[3]]))
+    fg.solve(tol=1e-10, on_failure="raise")
+    assert abs(u.value[1] - u.value[3]) <= 1e-10
+
+
 # Scores of very different sizes -----------------------------------------------------------------
 
 
