@@ -12,6 +12,9 @@
 namespace factormax {
 namespace {
 
+template <class T>
+constexpr bool kIsDouble = std::numeric_limits<T>::digits > 24;
+
 // What it takes to solve a problem by the rows of its structured factors.
 template <class T>
 struct RowFormState {
@@ -96,7 +99,8 @@ struct BackwardState {
 };
 
 // A thread keeps its memory from one batch to the next, unless it is large. A batch begun from
-// within another on the same thread (a signal handler that solves) gets memory of its own.
+// within another on the same thread (a signal handler that solves, or what float leaves to double)
+// gets memory of its own.
 class ThreadMemory {
  public:
   class Lease {
@@ -250,7 +254,8 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
 }
 
 // Solves an instance by rows, adding those of trees as they are violated. Returns false, with
-// nothing written, if that is not to be had.
+// nothing written, if that is not to be had. Where float is too coarse for it, only that is
+// written.
 template <class T>
 bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, const T* warm,
                    const Outputs<T>& out, InstanceStructures* found, RowFormState<T>& state,
@@ -278,7 +283,11 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
     result.primal_residual = result.dual_residual = now.primal_residual;
     const bool near = now.status == Status::max_iter || now.status == Status::stalled;
     if (now.status != Status::converged && !(near && now.primal_residual <= options.tol)) {
-      return false;
+      if (kIsDouble<T> || now.status != Status::stalled) return false;
+      result.status = Status::stalled;
+      result.primal_residual = std::numeric_limits<double>::infinity();  // nothing to begin from
+      write_result(result, i, out);
+      return true;
     }
     const auto mu = [&](std::int32_t j) {
       return instance.new_var[j] < 0 ? T(0) : at.mu[instance.new_var[j]];
@@ -376,8 +385,11 @@ std::size_t backward_bytes(const Problem<T>& problem, int growth, bool rows) {
   return counter.used();
 }
 
+template <class T>
+class DoubleWorker;
+
 // Solves instances one after the other on one thread. If an instance needs more structures than
-// there is room for, it begins again with more.
+// there is room for, it begins again with more. One that float can't resolve is solved in double.
 template <class T>
 class ForwardWorker {
  public:
@@ -388,6 +400,26 @@ class ForwardWorker {
 
   void operator()(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
                   InstanceStructures* found, bool is_caller) {
+    solve(i, options, warm, out, found, is_caller);
+    if constexpr (!kIsDouble<T>) {
+      const bool stalled = out.status[i] == static_cast<std::int32_t>(Status::stalled);
+      if (control_.stop.load() || !stalled) return;
+      try {
+        if (double_ == nullptr) {
+          double_ = std::make_unique<DoubleWorker<T>>(problem_, method_, control_);
+        }
+      } catch (const std::bad_alloc&) {
+        return control_.fail_for_memory();
+      }
+      if (found != nullptr) *found = {};
+      const bool close = out.primal_residual[i] <= kClose;  // a good start
+      (*double_)(i, options, close ? out.tau.at(i) : warm, out, found, is_caller);
+    }
+  }
+
+ private:
+  void solve(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
+             InstanceStructures* found, bool is_caller) {
     for (;;) {
       if (control_.stopped(is_caller)) return;
       ForwardState<T>& state = leased_->state;
@@ -402,7 +434,6 @@ class ForwardWorker {
     }
   }
 
- private:
   void reserve() {
     leased_.reset();
     leased_ = std::make_unique<Leased<ForwardState<T>>>(forward_bytes(problem_, method_, growth_));
@@ -414,11 +445,107 @@ class ForwardWorker {
     }
   }
 
+  static constexpr double kClose = 5e-3;
+
   const Problem<T>& problem_;
   Method method_;
   Control& control_;
   int growth_ = 1;
   std::unique_ptr<Leased<ForwardState<T>>> leased_;
+  std::unique_ptr<DoubleWorker<T>> double_;  // made when first needed
+};
+
+// Solves single instances of a problem in double. Which ones, and from where, depends on the
+// instance alone: no answer depends on the batch around it.
+template <class T>
+class DoubleWorker {
+ public:
+  DoubleWorker(const Problem<T>& problem, Method method, Control& control)
+      : source_(problem),
+        control_(control),
+        memory_(lay_out()),
+        worker_(problem_, method, control) {
+    if (memory_.valid()) {
+      allocate(memory_);
+    } else {
+      control_.fail_for_memory();
+    }
+  }
+
+  void operator()(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
+                  InstanceStructures* found, bool is_caller) {
+    if (control_.stop.load()) return;
+    widen(source_.coef.at(i), coef_);
+    widen(source_.rhs.at(i), rhs_);
+    widen(source_.eta_u.at(i), eta_u_);
+    widen(source_.eta_v.at(i), eta_v_);
+    problem_.mask.data = source_.mask.at(i);
+    problem_.structured.param.data = source_.structured.param.at(i);
+    problem_.structured.first = source_.structured.first + i;
+    if (warm != nullptr) widen(warm, warm_);
+    Outputs<double> own;
+    own.mu.data = mu_.data;
+    own.mu_v.data = mu_v_.data;
+    own.tau.data = tau_.data;
+    own.var_side.data = out.var_side.at(i);
+    own.row_side.data = out.row_side.at(i);
+    own.objective = out.objective + i;
+    own.primal_residual = out.primal_residual + i;
+    own.dual_residual = out.dual_residual + i;
+    own.iterations = out.iterations + i;
+    own.status = out.status + i;
+    own.oracle_calls = out.oracle_calls + i;
+    if (out.upper_bound != nullptr) own.upper_bound = out.upper_bound + i;
+    if (out.integral != nullptr) own.integral = out.integral + i;
+    worker_(0, options, warm != nullptr ? warm_.data : nullptr, own, found, is_caller);
+    if (control_.stop.load()) return;
+    narrow(mu_, out.mu.at(i));
+    narrow(mu_v_, out.mu_v.at(i));
+    narrow(tau_, out.tau.at(i));
+  }
+
+ private:
+  std::size_t lay_out() {
+    static_cast<Layout&>(problem_) = source_;
+    problem_.mask.stride = problem_.structured.param.stride = 0;
+    problem_.row_precision = std::numeric_limits<T>::epsilon();
+    Workspace counter;
+    allocate(counter);
+    return counter.used();
+  }
+
+  void allocate(Workspace& ws) {
+    coef_ = ws.take<double>(source_.num_entries);
+    rhs_ = ws.take<double>(source_.num_rows);
+    eta_u_ = ws.take<double>(source_.num_vars);
+    eta_v_ = ws.take<double>(source_.num_scores());
+    mu_ = ws.take<double>(source_.num_vars);
+    mu_v_ = ws.take<double>(source_.num_scores());
+    tau_ = ws.take<double>(source_.num_dual());
+    warm_ = ws.take<double>(source_.num_dual());
+    // The stride says whether rows differ from one instance to the next.
+    problem_.coef = {coef_.data, source_.coef.stride};
+    problem_.rhs = {rhs_.data, source_.rhs.stride};
+    problem_.eta_u = {eta_u_.data, 0};
+    problem_.eta_v = {eta_v_.data, 0};
+  }
+
+  static void widen(const T* from, Span<double> to) { std::copy(from, from + to.size, to.data); }
+
+  // Scores as large as double has them may leave multipliers that float has not.
+  static void narrow(Span<double> from, T* to) {
+    const double most = std::numeric_limits<T>::max();
+    for (int k = 0; k < from.size; ++k) {
+      to[k] = std::isnan(from[k]) ? T(from[k]) : T(clip(from[k], -most, most));
+    }
+  }
+
+  const Problem<T>& source_;
+  Control& control_;
+  Problem<double> problem_;  // of one instance
+  Span<double> coef_, rhs_, eta_u_, eta_v_, warm_, mu_, mu_v_, tau_;
+  Workspace memory_;
+  ForwardWorker<double> worker_;
 };
 
 // Where the structures of each instance begin.

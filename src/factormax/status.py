@@ -29,8 +29,8 @@ class Status(Enum):
     )
     INTERRUPTED = "The solve was stopped from outside; the values are not a solution."
     STALLED = (
-        "No further progress was possible in this precision before the tolerance was met. "
-        "Give the scores in float64, or scale them down."
+        "No further progress was possible in double precision before the tolerance was met. "
+        "Scale the scores down."
     )
 
     NOT_PROVED = (

@@ -772,6 +772,30 @@ def test_native_data_and_the_number_of_the_instance():
     np.testing.assert_array_equal(u.value, table)
 
 
+def test_the_number_of_the_instance_where_float32_leaves_it_to_double():
+    rng = np.random.default_rng(0)
+    forbidden = np.arange(8) % 4
+
+    @native
+    def best(eta_u, eta_v, m, n, data, instance):
+        eta_u = np.where(np.arange(4) == forbidden[instance], -np.inf, eta_u)
+        m[np.argmax(eta_u)] = 1
+        return 0
+
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from((10 * rng.normal(size=(8, 300))).astype(np.float32))
+    pairs = rng.integers(300, size=(1000, 2))
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    scores = (10 * rng.normal(size=(8, len(pairs)))).astype(np.float32)
+    fg.add(fm.Pair(u[pairs[:, 0]], u[pairs[:, 1]], scores))
+    fg.add(fm.Factor(u[:4], native_map=best))
+    fg.add(fm.Budget(u, 100))
+    solution = fg.solve(on_failure="raise")
+    assert (solution.primal_residual < 1e-9).sum() >= 4  # more than float32 has
+    np.testing.assert_allclose(u.value[:, :4].sum(1), 1, atol=1e-6)
+    assert not u.value[np.arange(8), forbidden].any()
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

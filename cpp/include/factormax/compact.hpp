@@ -143,6 +143,7 @@ class CompactSolver {
         // A multiplier moves all the free variables of its row at once.
         rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
+      const T enough = kFine ? rounding : tol;  // float leaves what it can't resolve to double
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
@@ -152,7 +153,7 @@ class CompactSolver {
           best = residual = promising = this->residual(now_);
           continue;
         }
-        result.status = Status::converged;
+        result.status = residual <= enough ? Status::converged : Status::stalled;
         return;
       }
       if (alone) {  // the closed forms are all that this precision has
@@ -203,7 +204,7 @@ class CompactSolver {
       }
       const int passes = descend(max_iter - result.iterations);
       if (passes < 0) {
-        result.status = residual <= rounding ? Status::converged : Status::stalled;
+        result.status = residual <= enough ? Status::converged : Status::stalled;
         break;
       }
       result.iterations += passes;
@@ -240,6 +241,7 @@ class CompactSolver {
   }
 
  private:
+  static constexpr bool kFine = std::numeric_limits<T>::digits > 24;
   static constexpr T kDirect = 32;  // scores up to this size are solved at once
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again

@@ -299,7 +299,7 @@ template <class T>
 T uneven_row_lack(const Instance<T>& p, const DualPoint<T>& at, int r) {
   T size = std::fabs(p.rhs[r]);
   for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) size += std::fabs(p.coef[k]) * at.mu[p.col[k]];
-  const T rounding = 4 * std::numeric_limits<T>::epsilon() * size;
+  const T rounding = 4 * p.row_eps * size;
   const T moved = std::max(std::fabs(at.g[r]) * p.norm[r] - rounding, T(0)) / row_unit(p, at, r);
   return std::min(moved, at.g[r] > 0 ? at.x[r] - p.lo[r] : p.hi[r] - at.x[r]);
 }

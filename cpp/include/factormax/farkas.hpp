@@ -30,7 +30,10 @@ bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
     if (structured == nullptr || !p.in_hub[j]) value += std::max(0.0, -double(v[j]));
   }
   if (structured != nullptr && magnitude > 0) value += structured->support(v.data, y.data);
-  return value < -Precision<T>::certificate * magnitude;
+  // The rows of a problem in double may still be numbers of float.
+  const double resolution =
+      p.row_eps < T(1e-10) ? Precision<double>::certificate : Precision<float>::certificate;
+  return value < -resolution * magnitude;
 }
 
 }  // namespace factormax

@@ -42,6 +42,7 @@ struct Instance {
   bool consistent = true;  // false: some row alone, or a structured factor, can't hold
   int refuted = -1;        // the row of the Problem that can't, and the multiplier that proves it
   T refuting = 0;
+  T row_eps = 0;        // relative precision of coef and rhs
   T largest_score = 0;  // in magnitude
   T top_score = 0;      // the largest, or the largest magnitude of a pair's
   double constant = 0;  // of the linear part of the pairs, docs/math.md (11)
@@ -129,6 +130,7 @@ struct Instance {
   // leave_out: the pairs of variables that are 0 for certain, which say nothing.
   void prepare(const Problem<T>& p, std::int64_t i, bool leave_out = false) {
     complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
+    row_eps = std::max(std::numeric_limits<T>::epsilon(), T(p.row_precision));
     // Rows that no instance changes are laid out once.
     const bool shared = complete && p.coef.stride == 0 && p.rhs.stride == 0;
     if (!(shared && prepared_)) {
@@ -322,7 +324,7 @@ struct Instance {
       ++e;
     }
     // Parameters that were worked out in float may miss their own sum.
-    const T eps = std::max(kParameterError, 16 * std::numeric_limits<T>::epsilon());
+    const T eps = std::max(kParameterError, 16 * row_eps);
     const T slack = eps * (most - least + std::fabs(b));
     const bool too_much = least > b + slack;
     if (refuted < 0 && (too_much || (equality && most < b - slack))) {

@@ -102,7 +102,7 @@ class LinearProgram {
       size += std::fabs(term);
     }
     const double excess = product - p.rhs[r];
-    const double slack = (16 + p.length(r)) * double(std::numeric_limits<T>::epsilon()) * size;
+    const double slack = (16 + p.length(r)) * double(p.row_eps) * size;
     return (p.lo[r] == 0 ? excess : std::fabs(excess)) <= slack;
   }
 

@@ -93,6 +93,7 @@ struct Structured {
   const std::int32_t* score_ptr = nullptr;  // (S + 1,) scores of a factor, in eta_v after the pairs
   Batched<const double> param;              // (S,)
   const CallbackFunction* callback = nullptr;  // (S,), or null if none is one
+  std::int64_t first = 0;                      // what callbacks are told is the first instance
 
   Span<const std::int32_t> vars(int f) const {
     return {var + var_ptr[f], var_ptr[f + 1] - var_ptr[f]};
@@ -122,6 +123,7 @@ struct Layout {
   const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
   Batched<const std::uint8_t> mask;              // (n,)  optional; 0: the variable is off
   Structured structured;
+  double row_precision = 0;  // relative, of coef and rhs, if that is less than their type has
 
   int num_dual() const { return num_rows + num_pairs + structured.num_links; }
   int num_scores() const { return num_pairs + structured.num_scores; }

@@ -30,13 +30,16 @@ class ProximalSolver {
   bool integral() const { return integral_; }
 
   // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
-  // headway, it begins again from the multipliers of that. float is too coarse for linear programs.
-  // warm: as of the compact solver.
+  // headway, it begins again from the multipliers of that. float is too coarse for linear programs,
+  // and stalls there. warm: as of the compact solver.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll) {
-    const Result first = compact_.solve(problem, p, warm, options, control, may_poll,
-                                        Precision<T>::solves_linear_programs);
+    Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
     if (!compact_.gave_up()) return first;
+    if (!Precision<T>::solves_linear_programs) {
+      first.status = Status::stalled;
+      return first;
+    }
     Options rest = options;
     rest.tol = 1e-6;
     rest.max_iter = (options.max_iter - first.iterations) / 4 * 3;

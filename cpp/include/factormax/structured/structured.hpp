@@ -270,7 +270,7 @@ class StructuredFactors {
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
       const double number = param == nullptr ? 0.0 : param[f];
-      factor.impossible = !factor.oracle.prepare(factor.x.data, number, function, i);
+      factor.impossible = !factor.oracle.prepare(factor.x.data, number, function, s.first + i);
       possible &= !factor.impossible;
     }
     return possible;
