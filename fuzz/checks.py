@@ -591,10 +591,13 @@ def _check_gradient(run: _Run) -> None:
         weights = _random_direction(run, one, own=one.generic)
         direction = _random_direction(run, one)
 
-        def loss(h: float, d: Any = direction, w: Any = weights) -> float:
+        residuals: list[float] = []
+
+        def loss(h: float, d: Any = direction, w: Any = weights, off: Any = residuals) -> float:
             moved, answer = run.solve(_moved(one, d, h), tol=tol)
             if not answer.converged:
                 return np.nan
+            off.append(float(answer.primal_residual))
             total = float(w["u"] @ moved.u.value)
             return total + sum(
                 float(np.sum(v * moved.factors[i].value)) for i, v in w.items() if i != "u"
@@ -603,8 +606,11 @@ def _check_gradient(run: _Run) -> None:
         down, here, up = loss(-h), loss(0.0), loss(h)
         before, after = (here - down) / h, (up - here) / h
         noise = 1e-5 + 100 * EPS["float64"] * one.size * one.n / h
-        if not abs(before - after) <= noise:
-            run.skip("finite differences")  # a kink is near, or the re-solve did not converge
+        # Marginals are off by a small multiple of the residual: see `_near`.
+        weight = sum(float(np.abs(w).sum()) for w in weights.values())
+        unsure = 20 * max(residuals, default=0.0) * weight / h
+        if not abs(before - after) <= noise or unsure > noise:
+            run.skip("finite differences")  # a kink is near, or the re-solves are not exact
             continue
         grads = solution.vjp(_grads(built, weights))
         slope = float(grads[built.u] @ direction["u"]) + sum(
