@@ -33,7 +33,7 @@ struct System {
     reduced.build(instance, [&](int j) { return free[j]; });
   }
 
-  // A_I J A_I^T t, from the arrays of the graph, in double.
+  // (A_I J A_I^T + shift) t, from the arrays of the graph, in double.
   std::vector<double> product(const std::vector<double>& t) const {
     const Instance<T>& p = instance;
     std::vector<double> v(p.n, 0), out(reduced.count, 0);
@@ -48,6 +48,7 @@ struct System {
       for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
         if (free[p.col[k]]) out[i] += double(p.coef[k]) * p.scale[r] * v[p.col[k]];
       }
+      out[i] += double(reduced.shift) * t[i];
     }
     return out;
   }
@@ -119,6 +120,25 @@ void test_random(std::uint64_t seed) {
       for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < 0.8;
       const int left = check_system(s, random);
       CHECK(left <= rows);
+    }
+  }
+}
+
+// With a shift: in the envelope, by the free variables, and by conjugate gradients.
+template <class T>
+void test_shift(std::uint64_t seed) {
+  Random random(seed);
+  for (const int rows : {1, 30, 256, 400}) {
+    for (const double free : {0.8, 0.1}) {
+      for (const double shift : {1.0, 0.01}) {
+        test::current_case =
+            "shift, rows " + std::to_string(rows) + ", free " + std::to_string(free);
+        Graph<T> graph = random_rows<T>(random, rows, 2 * rows + 6, 5);
+        System<T> s(graph);
+        s.reduced.shift = T(shift);
+        for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < free;
+        check_system(s, random);
+      }
     }
   }
 }
@@ -257,6 +277,7 @@ void test_inconsistent(std::uint64_t seed) {
 template <class T>
 void test_all(std::uint64_t seed) {
   test_random<T>(seed);
+  test_shift<T>(seed);
   test_matching<T>(seed);
   test_leading_rows<T>(seed);
   test_few_variables<T>(seed);

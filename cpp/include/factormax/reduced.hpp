@@ -18,6 +18,7 @@ class ReducedSystem {
   Control* control = nullptr;  // asked now and then, if set
   bool may_poll = false;
   int most_steps = std::numeric_limits<int>::max();  // of conjugate gradients
+  T shift = 0;  // added to the diagonal: to be set before `build`
 
   // structured: of the same problem, or null if it has none.
   void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
@@ -104,7 +105,7 @@ class ReducedSystem {
       active[kept++] = r;
     }
     count = kept;
-    fill(diagonal_.first(count), T(0));
+    fill(diagonal_.first(count), shift);
     for (int k = 0; k < e; ++k) {
       row_[k] = position_[row_[k]];
       diagonal_[row_[k]] += coef_[k] * coef_[k];
@@ -230,9 +231,9 @@ class ReducedSystem {
     return true;
   }
 
-  // out = A_I J A_I^T t
+  // out = (A_I J A_I^T + shift) t
   void apply(Span<const T> t, Span<T> out) const {
-    fill(out.first(count), T(0));
+    for (int i = 0; i < count; ++i) out[i] = shift * t[i];
     for (int f = 0; f < num_free_; ++f) {
       T sum = 0;
       for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) sum += coef_[k] * t[row_[k]];
@@ -257,7 +258,10 @@ class ReducedSystem {
   void assemble_by_variables(const Instance<T>& p) {
     fill(matrix_.first(size_), T(0));
     fill(place_.first(p.n), -1);
-    for (int f = 0; f < num_free_; ++f) place_[var_[f]] = f;
+    for (int f = 0; f < num_free_; ++f) {
+      place_[var_[f]] = f;
+      matrix_row(f)[f] = shift;
+    }
     for (int i = 0; i < count; ++i) {
       const int r = active[i];
       const T square = p.scale[r] * p.scale[r];
@@ -274,7 +278,7 @@ class ReducedSystem {
     }
   }
 
-  // b = (C C^T)^+ b
+  // b = (C C^T)^+ b, or (C C^T + shift)^-1 b = (b - C (C^T C + shift)^-1 C^T b) / shift
   void solve_by_variables(Span<T> b) {
     const Span<T> w = direction_.first(num_free_);
     for (int f = 0; f < num_free_; ++f) {
@@ -283,11 +287,15 @@ class ReducedSystem {
       w[f] = sum;
     }
     ldl_solve(w);
-    ldl_solve(w);
-    fill(b, T(0));
-    for (int f = 0; f < num_free_; ++f) {
-      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) b[row_[k]] += coef_[k] * w[f];
+    if (shift == 0) {
+      ldl_solve(w);
+      fill(b, T(0));
     }
+    for (int f = 0; f < num_free_; ++f) {
+      const T part = shift == 0 ? w[f] : -w[f];
+      for (int k = ptr_[f]; k < ptr_[f + 1]; ++k) b[row_[k]] += coef_[k] * part;
+    }
+    for (int i = 0; shift > 0 && i < count; ++i) b[i] /= shift;
   }
 
   // The factors L D L^T of the lower triangle, in place, column by column. What the leading rows,
