@@ -68,6 +68,7 @@ class CompactSolver {
     system_.most_steps = kFinishSteps;
     result_ = Result{};
     impatient_ = certified_ = gave_up_ = false;
+    shift_ = kShift;
     give_up_at_ = kNever;
     interior_patience_ = 0;
     now_.resize(p.m, p.n);
@@ -202,7 +203,10 @@ class CompactSolver {
         residual = promising = this->residual(now_);
         continue;
       }
-      const int passes = descend(max_iter - result.iterations);
+      // In float the directions of near-singular systems end further from the solution.
+      const bool slow = options_->finish && Precision<T>::resolves_flat_systems &&
+                        result.iterations >= kSlow && result.iterations - begin >= kWarmUp;
+      const int passes = descend(max_iter - result.iterations, slow);
       if (passes < 0) {
         result.status = residual <= enough ? Status::converged : Status::stalled;
         break;
@@ -262,6 +266,10 @@ class CompactSolver {
   static constexpr int kStall = 12;   // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;  // passes at least before the fallback is tried
   static constexpr int kStuck = 200;     // passes after which large scores want another start
+  static constexpr int kSlow = 120;      // passes after which directions are Newton's,
+  static constexpr int kWarmUp = 10;     // but for the first so many after the scores have changed
+  static constexpr T kShift = T(0.01);   // of their matrix, to begin with
+  static constexpr T kLeastShift = T(1e-4);
   static constexpr int kNever = std::numeric_limits<int>::max();
 
   static constexpr T kSteep = T(0.9);  // of the slope: a step that ends with more has overshot, or,
@@ -442,10 +450,19 @@ class CompactSolver {
     }
   }
 
-  // One quasi-Newton step along the projected arc. Returns the passes it took, at most `budget`, or
-  // -1 if no descent is left within the resolution.
-  int descend(int budget) {
+  // One step along the projected arc, in the direction of Newton's method if that is asked for, and
+  // of a quasi-Newton method otherwise, or where that leads nowhere. Returns the passes it took, at
+  // most `budget`, or -1 if no descent is left within the resolution.
+  int descend(int budget, bool newton) {
     const Instance<T>& p = *p_;
+    int spent = 0;
+    if (newton) {
+      newton_direction();
+      spent = search(budget);
+      // What was too far is past a kink, where the matrix is another one.
+      shift_ = clip(reach_ < 1 ? 4 * shift_ : shift_ / 4, kLeastShift, T(1));
+      if (reach_ > 0 || spent >= budget) return spent;
+    }
     int free = 0;
     for (int r = 0; r < p.m; ++r) {
       const bool frozen =
@@ -454,12 +471,20 @@ class CompactSolver {
       free += !frozen;
     }
     lbfgs_.direction(Span<const T>(now_.g), free_rows_.first(free), direction_);
+    const int passes = spent + search(budget - spent);
+    return reach_ > 0 || passes >= budget ? passes : forget(passes);
+  }
+
+  // Looks for a step along direction_ and takes it; `reach_` is its length then, or 0. Returns the
+  // passes it took, at most `budget`.
+  int search(int budget) {
+    reach_ = 0;
     shorten();
     T slope = move(T(1));
     int passes = 0;
     T alpha = 1, good = 0;
     while (true) {
-      if (!(slope < 0)) return forget(passes);
+      if (!(slope < 0)) return passes;
       evaluate_at(next_);
       ++passes;
       const T end_slope = dot(next_.g, step_);
@@ -470,8 +495,7 @@ class CompactSolver {
           ++passes;
           break;
         }
-        if (passes >= budget) return passes;
-        if (passes > kTries) return forget(passes);
+        if (passes >= budget || passes > kTries) return passes;
         alpha *= clip(slope / (slope - end_slope), T(0.1), T(0.7));  // the secant, within reason
         slope = move(alpha);
       } else if (end_slope < kSteep * slope && alpha < kLongest && passes + 2 <= budget) {
@@ -489,6 +513,7 @@ class CompactSolver {
         break;
       }
     }
+    reach_ = good > 0 ? good : alpha;
     lbfgs_.push(Span<const T>(now_.x), Span<const T>(now_.g), Span<const T>(next_.x),
                 Span<const T>(next_.g));
     std::swap(now_, next_);
@@ -588,42 +613,14 @@ class CompactSolver {
   bool newton_step(T residual, T tol) {
     const Instance<T>& p = *p_;
     attempted_ = 0;
-    int count = 0;
-    T largest = 0;
-    bool others_move = false;
-    for (int r = 0; r < p.m; ++r) {
-      const T g = now_.g[r], down = now_.x[r] - p.lo[r], up = now_.x[r] - p.hi[r];
-      largest = std::max(largest, std::fabs(now_.x[r]));
-      if (g < down && g > up) {
-        system_.active[count++] = r;
-        next_.x[r] = now_.x[r];
-      } else {
-        next_.x[r] = g >= down ? p.lo[r] : p.hi[r];
-        others_move |= next_.x[r] != now_.x[r];
-      }
-      step_[r] = next_.x[r] - now_.x[r];
-    }
-    if (structured_ != nullptr && !structured_->stand_at(now_)) evaluate_at(now_);
-    system_.count = count;
-    const T* z = now_.z.data;
-    if (p.weighted()) {
-      system_.build(p, [&](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
-    } else {
-      system_.build(p, [z](int j) { return z[j] > 0 && z[j] < 1; });
-    }
+    const bool others_move = build_system(T(0));
     if (system_.count == 0 && !others_move) return false;
-    // r = -g_I - (A_I J A_O^T) step_O
-    if (others_move) {
-      const Span<T> moved = next_.z;
-      fill(moved, T(0));
-      add_rows(p, T(1), step_.data, moved.data, next_.g.data);
-      system_.multiply(moved.data, direction_);
-    } else {
-      fill(direction_, T(0));
+    solve_system(others_move, T(Precision<T>::finish));
+    T largest = 0;
+    for (int r = 0; r < p.m; ++r) {
+      largest = std::max(largest, std::fabs(now_.x[r]));
+      next_.x[r] = step_[r] < 0 ? p.lo[r] : step_[r] > 0 ? p.hi[r] : now_.x[r];
     }
-    for (int i = 0; i < system_.count; ++i)
-      direction_[i] = -now_.g[system_.active[i]] - direction_[i];
-    system_.solve(Span<const T>(direction_), T(Precision<T>::finish));
     for (int i = 0; i < system_.count; ++i) {
       const int r = system_.active[i];
       const T delta = system_.solution[i];
@@ -641,6 +638,65 @@ class CompactSolver {
     }
     std::swap(now_, next_);
     return true;
+  }
+
+  // direction_ = that of Newton's method with a shifted matrix: far from the solution a row need
+  // not have a free variable, and then it has no curvature.
+  void newton_direction() {
+    const Instance<T>& p = *p_;
+    const bool others_move = build_system(shift_);
+    for (int r = 0; r < p.m; ++r) {
+      direction_[r] = inside(r) ? -now_.g[r] / shift_ : step_[r];
+    }
+    solve_system(others_move, T(0.01));
+    for (int i = 0; i < system_.count; ++i) direction_[system_.active[i]] = system_.solution[i];
+  }
+
+  // Whether a step against the gradient leaves a multiplier inside its bounds.
+  bool inside(int r) const {
+    return now_.g[r] < now_.x[r] - p_->lo[r] && now_.g[r] > now_.x[r] - p_->hi[r];
+  }
+
+  // The system of the multipliers inside their bounds; step_ takes the others to theirs. Returns
+  // whether that moves any.
+  bool build_system(T shift) {
+    const Instance<T>& p = *p_;
+    int count = 0;
+    bool others_move = false;
+    for (int r = 0; r < p.m; ++r) {
+      step_[r] = 0;
+      if (inside(r)) {
+        system_.active[count++] = r;
+      } else {
+        step_[r] = (now_.g[r] >= now_.x[r] - p.lo[r] ? p.lo[r] : p.hi[r]) - now_.x[r];
+        others_move |= step_[r] != 0;
+      }
+    }
+    if (structured_ != nullptr && !structured_->stand_at(now_)) evaluate_at(now_);
+    system_.count = count;
+    system_.shift = shift;
+    const T* z = now_.z.data;
+    if (p.weighted()) {
+      system_.build(p, [&](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
+    } else {
+      system_.build(p, [z](int j) { return z[j] > 0 && z[j] < 1; });
+    }
+    return others_move;
+  }
+
+  // For the right-hand side -g_I - (A_I J A_O^T) step_O.
+  void solve_system(bool others_move, T wanted) {
+    const Span<T> rhs = next_.g;
+    if (others_move) {
+      const Span<T> moved = next_.z;
+      fill(moved, T(0));
+      add_rows(*p_, T(1), step_.data, moved.data, next_.g.data);
+      system_.multiply(moved.data, rhs);
+    } else {
+      fill(rhs, T(0));
+    }
+    for (int i = 0; i < system_.count; ++i) rhs[i] = -now_.g[system_.active[i]] - rhs[i];
+    system_.solve(Span<const T>(rhs), wanted);
   }
 
   // Tries the multipliers themselves, and their change since the last try, which tends to the ray.
@@ -671,6 +727,8 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int attempted_ = 0;
+  T shift_ = kShift;           // of Newton's matrix: smaller after a whole step, else larger
+  T reach_ = 0;                // how far along its direction the last step went
   int interior_patience_ = 0;  // 0: not known yet
   int give_up_at_ = kNever;    // after this many passes
   bool far_ = false, impatient_ = false, certified_ = false, gave_up_ = false;

@@ -13,6 +13,8 @@ struct Precision<double> {
   static constexpr bool solves_linear_programs = true;
   // Whether sums over the hundreds of pairs of a variable keep enough digits.
   static constexpr bool adds_many_pairs = true;
+  // Whether directions from nearly singular systems lead nearer to the solution.
+  static constexpr bool resolves_flat_systems = true;
   // Relative residual of the reduced system in a finish, which is checked by what it leads to,
   static constexpr double finish = 1e-8;
   // and in the backward pass, where it is the error of the gradient.
@@ -35,6 +37,7 @@ template <>
 struct Precision<float> {
   static constexpr bool solves_linear_programs = false;
   static constexpr bool adds_many_pairs = false;
+  static constexpr bool resolves_flat_systems = false;
   static constexpr float finish = 1e-4f;
   static constexpr float backward = 1e-5f;
   static constexpr float ridge = 1e-6f;
