@@ -406,3 +406,18 @@ def test_large_scores_in_float32_are_not_called_infeasible(seed, number):
     """A linear program in float32 on the way proves nothing."""
     case = generate(seed, number, "mid", "float32")
     assert check(case, number, "mid", "solve", Tally()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "seed", "number"),
+    [("mid", 201, 2614), ("mid", 203, 411), ("large", 101, 90), ("large", 203, 104)],
+)
+def test_nearly_linear_programs_converge(size, seed, number):
+    built = build(generate(seed, number, size, "float64"))
+    assert np.all(built.fg.solve(on_failure="ignore").converged)
+
+
+@pytest.mark.parametrize(("seed", "number"), [(202, 273), (203, 181)])
+def test_linear_programs_converge(seed, number):
+    built = build(generate(seed, number, "large", "float64"))
+    assert np.all(built.fg.solve_map(on_failure="ignore").converged)

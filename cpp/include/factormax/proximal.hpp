@@ -1,6 +1,7 @@
 // LP-MAP by the proximal point method, docs/math.md (56): each step is an LP-SparseMAP with the
 // scores t eta + mu_k, from the multipliers of the last; t doubles while that helps. Linear
 // programs end after finitely many steps, and the multipliers give a bound at any time.
+// Hard LP-SparseMAPs are solved by such steps, too, docs/math.md (22a).
 #pragma once
 
 #include "factormax/compact.hpp"
@@ -20,7 +21,6 @@ class ProximalSolver {
     taken_ = ws.take<T>(p.num_vars);
     program_.allocate(p, ws);
     hi_ = ws.take<T>(p.num_dual());
-    warm_ = ws.take<T>(p.num_dual());
   }
 
   DualPoint<T>& point() { return compact_.point(); }
@@ -30,8 +30,8 @@ class ProximalSolver {
   bool integral() const { return integral_; }
 
   // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
-  // headway, it begins again from the multipliers of that. float is too coarse for linear programs,
-  // and stalls there. warm: as of the compact solver.
+  // headway, it is solved by proximal steps, too. float is too coarse for these, and stalls there.
+  // warm: as of the compact solver.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll) {
     Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
@@ -40,27 +40,28 @@ class ProximalSolver {
       first.status = Status::stalled;
       return first;
     }
-    Options rest = options;
-    rest.tol = 1e-6;
-    rest.max_iter = (options.max_iter - first.iterations) / 4 * 3;
-    const bool wide = p.wide;
-    on_the_way_ = true;
-    Result linear = solve(problem, p, nullptr, rest, control, may_poll);
-    on_the_way_ = false;
-    p.wide = wide;
-    const int spent = first.iterations + linear.iterations;
-    if (linear.status == Status::infeasible || linear.status == Status::interrupted ||
-        in_trouble()) {
-      linear.iterations = spent;
-      return linear;
+    compact_.begin(problem, p, options, control, may_poll);
+    program_.begin(p, structured_);
+    begin(p, true, nullptr);
+    Result& result = compact_.result();
+    result.iterations = first.iterations;
+    for (bool going = false;; going = true) {
+      const bool whole = t_ == 1;
+      const int most = whole ? options.max_iter : options.max_iter - 1;  // a pass for the last step
+      const bool cut = step(whole ? T(options.tol) : wanted_, most, going);
+      const Status status = result.status;
+      if (status == Status::infeasible || status == Status::interrupted || in_trouble()) break;
+      const bool last = result.iterations >= most || control.late();
+      if (whole && (!cut || last)) break;
+      if (last) {
+        scale_by(p, 1 / t_);
+      } else {
+        advance(p, cut, T(2), T(2), T(options.tol));
+      }
     }
-    const DualPoint<T>& at = compact_.point();
-    for (int r = 0; r < p.m; ++r) warm_[p.row[r]] = at.x[r] * p.scale[r];
-    rest.tol = options.tol;
-    rest.max_iter = std::max(options.max_iter - spent, 1);
-    Result last = compact_.solve(problem, p, warm_.data, rest, control, may_poll);
-    last.iterations += spent;
-    return last;
+    end(p);
+    compact_.settle(true);
+    return result;
   }
 
   // warm: multipliers of an earlier solution of the linear program, or null.
@@ -71,28 +72,19 @@ class ProximalSolver {
     if (!compact_.begin(problem, p, options, control, may_poll)) return compact_.result();
     program_.begin(p, structured_);
     if (p.m == 0) return solve_at_once(p);
-    copy(p.eta.first(p.n), eta_);
-    copy(p.hi.first(p.m), hi_);
-    fill(center_.first(p.n), T(0));
-    T t = 1 / typical_score(p);
-    if (on_the_way_) t = std::exp2(std::round(std::log2(t)));  // to restore the scores exactly
-    scale_scores(p, t);
-    if (structured_ != nullptr) structured_->rescale(t);
-    compact_.start(warm);
-    if (warm != nullptr) compact_.scale_multipliers(t);
-
+    begin(p, false, warm);
     const double tol = std::max(options.tol, 16.0 * std::numeric_limits<T>::epsilon());
     const bool at_once = compact_.all_isolated();
-    T loosest = kLoosest, wanted = at_once ? T(tol) : loosest;
+    if (at_once) wanted_ = T(tol);
     double least = std::numeric_limits<double>::infinity();
     Result& result = compact_.result();
-    for (int step = 0;; ++step) {
-      compact_.minimise(wanted, options.max_iter, step > 0 || warm != nullptr);
+    for (int steps = 0;; ++steps) {
+      const bool cut = step(wanted_, options.max_iter, steps > 0 || warm != nullptr);
       const Status status = result.status;
       if (status == Status::infeasible || status == Status::interrupted || in_trouble()) break;
-      if (!better_bound(p, t)) result.status = Status::stalled;
+      if (!better_bound(p)) result.status = Status::stalled;
       const DualPoint<T>& at = compact_.point();
-      const double value = program_.value(at.mu.data, eta_.data, hi_.data, double(t));
+      const double value = program_.value(at.mu.data, eta_.data, hi_.data, double(t_));
       const double gap = bound_ - value;
       const bool feasible = result.primal_residual <= tol;
       result.dual_residual = std::max(gap, 0.0);
@@ -103,44 +95,86 @@ class ProximalSolver {
         break;
       }
       result.status = Status::max_iter;
-      if (result.iterations >= options.max_iter || step == kMostSteps || control.late()) break;
-      T change = 0;
-      for (int j = 0; j < p.n; ++j) {
-        change = std::max(change, std::fabs(at.mu[j] - center_[j]));
-        center_[j] = at.mu[j];
-      }
+      if (result.iterations >= options.max_iter || steps == kMostSteps || control.late()) break;
       // A gap that does not close means that the steps end too far from where they lead: the next
       // begin from nowhere, and all the more so with a larger t.
       const bool closes = at_once || std::fabs(gap) <= least / 2;
-      if (closes) {
-        least = std::fabs(gap);
-      } else {
-        loosest = std::max(loosest / 4, T(tol / 10));
-      }
-      wanted = clip(change / 5, T(tol / 10), loosest);
-      const T ratio = closes || loosest <= T(tol) ? T(2) : T(1);
-      t *= ratio;
-      scale_scores(p, t);
-      if (structured_ != nullptr) structured_->rescale(ratio);
-      compact_.follow_scores(ratio);
+      if (closes) least = std::fabs(gap);
+      const bool slow = result.iterations >= kMostPasses;
+      advance(p, cut, closes ? T(slow ? 2 : 1) : T(4),
+              closes || loosest_ <= T(4 * tol) ? T(2) : T(1), T(tol / 10));
     }
     compact_.settle(false);
-    if (result.status != Status::infeasible && !in_trouble() && !on_the_way_) {
-      integral_ = program_.round(compact_.point().mu, eta_.data, hi_.data, double(t), bound_, tol);
+    if (result.status != Status::infeasible && !in_trouble()) {
+      integral_ = program_.round(compact_.point().mu, eta_.data, hi_.data, double(t_), bound_, tol);
     }
-    copy(eta_.first(p.n), p.eta);
-    copy(hi_.first(p.m), p.hi);
-    if (structured_ != nullptr) structured_->rescale(1 / double(t));
-    compact_.scale_multipliers(1 / t);
+    end(p);
     return result;
   }
 
  private:
-  static constexpr int kMostSteps = 200;  // t doubles in most of them
-  static constexpr T kLoosest = T(0.1);   // residual of a step; a fifth of its length is enough
+  static constexpr int kMostSteps = 200;
+  static constexpr int kMostPasses = 100;  // of a step: then a smaller t is better
+  static constexpr T kLoosest = T(0.1);    // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
     return structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved;
+  }
+
+  // From mu_0 = 0 and a t that makes the scores about 1; of the quadratic program a power of two,
+  // to get to 1, and to restore the scores exactly.
+  void begin(Instance<T>& p, bool quadratic, const T* warm) {
+    quadratic_ = quadratic;
+    wanted_ = loosest_ = kLoosest;
+    copy(p.eta.first(p.n), eta_);
+    copy(p.hi.first(p.m), hi_);
+    wide_ = p.wide;
+    fill(center_.first(p.n), T(0));
+    t_ = 1 / typical_score(p);
+    if (quadratic) t_ = std::min(std::exp2(std::round(std::log2(t_))), T(1));
+    scale_scores(p);
+    if (structured_ != nullptr) structured_->rescale(t_);
+    compact_.start(warm);
+    if (warm != nullptr) compact_.scale_multipliers(t_);
+  }
+
+  // Returns whether it was cut short, with passes left.
+  bool step(T wanted, int max_iter, bool warm) {
+    const Result& result = compact_.result();
+    compact_.minimise(wanted, std::min(max_iter, result.iterations + kMostPasses), warm);
+    return result.status == Status::max_iter && result.iterations < max_iter;
+  }
+
+  // The errors of the steps must have a finite sum, or the centres wander: the next is to be more
+  // exact by `tighter`. A step that was cut short has no centre to offer: it is taken again, with a
+  // smaller t.
+  void advance(Instance<T>& p, bool cut, T tighter, T ratio, T finest) {
+    if (cut) return scale_by(p, T(0.25));
+    T change = 0;
+    const Span<T> mu = compact_.point().mu;
+    for (int j = 0; j < p.n; ++j) {
+      change = std::max(change, std::fabs(mu[j] - center_[j]));
+      center_[j] = mu[j];
+    }
+    loosest_ = std::max(loosest_ / tighter, finest);
+    wanted_ = clip(change / 5, finest, loosest_);
+    scale_by(p, quadratic_ ? std::min(ratio, 1 / t_) : ratio);
+  }
+
+  void scale_by(Instance<T>& p, T ratio) {
+    t_ *= ratio;
+    scale_scores(p);
+    if (structured_ != nullptr) structured_->rescale(ratio);
+    compact_.follow_scores(ratio);
+  }
+
+  // The scores are their own again.
+  void end(Instance<T>& p) {
+    copy(eta_.first(p.n), p.eta);
+    copy(hi_.first(p.m), p.hi);
+    p.wide = wide_;
+    if (structured_ != nullptr) structured_->rescale(1 / double(t_));
+    compact_.scale_multipliers(1 / t_);
   }
 
   // Nothing but structured factors that share no variable: the best structure of each.
@@ -174,22 +208,24 @@ class ProximalSolver {
     return T(size > 0 && std::isfinite(size) ? size : program_.size());
   }
 
-  void scale_scores(Instance<T>& p, T t) const {
-    for (int j = 0; j < p.n; ++j) p.eta[j] = t * eta_[j] + center_[j];
+  // t eta + mu_k; of the quadratic program t eta + (1 - t) mu_k, docs/math.md (22a).
+  void scale_scores(Instance<T>& p) const {
+    const T share = quadratic_ ? 1 - t_ : T(1);
+    for (int j = 0; j < p.n; ++j) p.eta[j] = t_ * eta_[j] + share * center_[j];
     p.wide = false;  // that is rounded itself
-    for (int r = p.hard; r < p.links; ++r) p.hi[r] = t * hi_[r];
+    for (int r = p.hard; r < p.links; ++r) p.hi[r] = t_ * hi_[r];
   }
 
   // The quadratic is shared by a variable and its links, and so is the centre: then the bound of
   // the solution is its value.
-  bool better_bound(const Instance<T>& p, T t) {
+  bool better_bound(const Instance<T>& p) {
     const DualPoint<T>& at = compact_.point();
     for (int j = 0; j < p.n; ++j) {
       const T share = p.weighted() ? p.weight[j] * center_[j] : center_[j];
       work_[j] = at.z[j] - share;
       taken_[j] = -share;
     }
-    const double bound = program_.bound(work_.data, at.x.data, double(t), taken_.data);
+    const double bound = program_.bound(work_.data, at.x.data, double(t_), taken_.data);
     if (!std::isfinite(bound)) return false;
     bound_ = std::min(bound_, bound);
     return true;
@@ -198,10 +234,11 @@ class ProximalSolver {
   CompactSolver<T> compact_;
   LinearProgram<T> program_;
   StructuredFactors<T>* structured_ = nullptr;
-  Span<T> eta_, hi_, center_, work_, taken_, warm_;
+  Span<T> eta_, hi_, center_, work_, taken_;
+  T t_ = 1, wanted_ = 0, loosest_ = 0;
+  bool quadratic_ = false, wide_ = false;
   double bound_ = 0;
   bool integral_ = false;
-  bool on_the_way_ = false;  // to the solution of the quadratic program
 };
 
 }  // namespace factormax
