@@ -236,6 +236,75 @@ def test_beside_other_factors(add: Any, scale: float, monkeypatch: pytest.Monkey
         np.testing.assert_allclose(flows[name], paths[name], atol=1e-7, err_msg=name)
 
 
+def _alignment(eta: Any, bonus: float, mask: Any = None) -> tuple[Any, Any]:
+    """Each step in one state, each state in one step at most, and neighbours near each other."""
+    state = np.arange(eta.shape[-1])
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta) if mask is None else fg.variable_from(eta, mask=mask)
+    fg.add(fm.Sequence(u, bonus * (np.abs(state - state[:, None]) == 1)))
+    fg.add(fm.AtMostOne(u, axis=0))
+    return u, fg.solve(tol=1e-12, on_failure="raise")
+
+
+def _mixed_rows(fg: Any, u: Any) -> None:
+    fg.add(fm.AtMostOne(u[:, :2], axis=0))
+    fg.add(fm.AtLeast(u[:, 2], count=1))
+    fg.add(fm.Exactly(u[2:, 3:], count=1))
+    fg.add(fm.Knapsack(u[:, -1], costs=np.linspace(0.5, 2, u.shape[0]), budget=1.5))
+
+
+@pytest.mark.parametrize("add", [_columns, _mixed_rows])
+@pytest.mark.parametrize("scale", [100, 10, 1, 0.1, 1e-3])
+@pytest.mark.parametrize("ratio", [0.03, 1, 10])
+def test_rows_and_flows_at_once_agree_with_paths(
+    add: Any, scale: float, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        case = {
+            "eta": scale * rng.normal(size=(6, 5)),
+            "transitions": ratio * scale * rng.normal(size=(5, 5)),
+        }
+        flows = _answer(case, add)
+        monkeypatch.setattr(engine, "BY_ROWS", engine.NEVER)
+        paths = _answer(case, add)
+        monkeypatch.undo()
+        assert "CONVERGED" in flows["status"].upper()
+        np.testing.assert_allclose(flows["mu"], paths["mu"], atol=1e-7)
+
+
+def test_alignments_are_found_at_once() -> None:
+    """Without passes of the dual, with few rounds, whatever steps and states are masked."""
+    rng = np.random.default_rng(3)
+    eta = 3 * rng.normal(size=(24, 10, 14))
+    mask = np.ones(eta.shape, bool)
+    for i in range(len(eta)):
+        steps = int(rng.integers(2, 11))
+        mask[i, steps:] = False
+        mask[i, :, int(rng.integers(steps, 15)) :] = False
+    _, solution = _alignment(eta, 0.1, mask)
+    assert np.mean(solution.iterations) < 2
+    assert np.mean(solution.oracle_calls) < 20
+
+
+def test_gradients_where_multipliers_are_not_unique() -> None:
+    """Equal words, whose rows all hold, leave multipliers a choice, at whose ends more moves."""
+    rng = np.random.default_rng(0)
+    eta = 2 * rng.normal(size=(400, 8, 12))
+    eta[:, :, -1] = eta[:, :, 0]
+    eta[:, -1] = eta[:, 0]
+    d, step = rng.normal(size=(2, *eta.shape))
+    u, solution = _alignment(eta, 0.1)
+    actual = (solution.vjp({u: d})[u] * step).sum(axis=(1, 2))
+    h = 1e-5
+    lower, middle, upper = (
+        (d * _alignment(eta + k * h * step, 0.1)[0].value).sum(axis=(1, 2)) for k in (-1, 0, 1)
+    )
+    smooth = np.abs(upper + lower - 2 * middle) < 1e-5 * h
+    assert smooth.mean() > 0.98
+    np.testing.assert_allclose(actual[smooth], ((upper - lower) / (2 * h))[smooth], atol=1e-5)
+
+
 @pytest.mark.usefixtures("by_flows")
 def test_admm_and_map_and_loss() -> None:
     eta, transitions = _scores(8, 6, 0.05, 2, banded=False)

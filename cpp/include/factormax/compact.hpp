@@ -48,7 +48,8 @@ class CompactSolver {
       give_up_at_ = kStuck;
     }
     start(warm);
-    if (warm != nullptr || approach()) minimise(T(options.tol), options.max_iter, warm != nullptr);
+    const bool near = warm != nullptr || solve_beside_rows();
+    if (near || approach()) minimise(T(options.tol), options.max_iter, near);
     if (!gave_up_) settle(true);
     return result_;
   }
@@ -316,6 +317,11 @@ class CompactSolver {
   // Scores far below all others only keep their variables out.
   T relevant_score() const {
     return std::min(p_->largest_score, 4 * std::max(T(8), p_->top_score));
+  }
+
+  bool solve_beside_rows() {
+    return structured_ != nullptr &&
+           structured_->solve_beside_rows(*p_, now_, *options_, *control_, may_poll_);
   }
 
   bool interior_fits() { return interior_patience() != kNever; }

@@ -25,6 +25,11 @@ class FlowFace {
     inside = ws.take<std::uint8_t>(edges);
     flow = ws.take<double>(edges);
     prior_ = ws.take<double>(edges);
+    list_ = ws.take<std::int32_t>(edges);
+    listed_ = ws.take<std::int32_t>(L);
+    state_ = ws.take<std::int32_t>(L * S);
+    states_ = ws.take<std::int32_t>(L);
+    clean_ = false;
     for (Span<double>* a :
          {&mu, &delta_, &base_, &left_, &right_, &node_, &reduced_, &best_, &give_, &inverse_}) {
       *a = ws.take<double>(L * S);
@@ -57,15 +62,41 @@ class FlowFace {
 
   // No edges, no flows.
   void begin_empty(int steps) {
+    if (clean_) {
+      for (int t = 0; t < shape_.length; ++t) clear_layer(t);
+    } else {
+      fill(inside, std::uint8_t(0));
+      fill(flow, 0.0);
+      fill(listed_, 0);
+      clean_ = true;
+    }
     steps_ = steps;
-    const std::int64_t edges = std::int64_t(steps) * shape_.states * shape_.states;
-    std::fill_n(inside.data, edges, std::uint8_t(0));
-    std::fill_n(flow.data, edges, 0.0);
+  }
+
+  // Adds to the flow of an edge, which joins the face.
+  void add(int e, double amount) {
+    enter(e);
+    flow[e] += amount;
   }
 
   Span<std::uint8_t> inside;  // (L, S, S) whether an edge is one of the face
   Span<double> flow;          // (L, S, S)
   Span<double> mu;            // (L, S)
+
+  // visit(e, flow): the edges with a flow
+  template <class Visit>
+  void each_flow(const Visit& visit) const {
+    for (int t = 0; t < steps_; ++t) {
+      for (const std::int32_t e : layer(t)) {
+        if (flow[e] > 0) visit(e, flow[e]);
+      }
+    }
+  }
+
+  // The states of step t that a path of the face passes; none before the first step.
+  Span<std::int32_t> states(int t) const {
+    return {state_.data + t * shape_.states, t < 0 ? 0 : states_[t]};
+  }
 
   int edge(int t, int i, int j) const { return (t * shape_.states + i) * shape_.states + j; }
   int sources(int t) const { return t == 0 ? 1 : shape_.states; }
@@ -76,29 +107,65 @@ class FlowFace {
   // scores of the ends) and the scores eta_v of size `size`; `most` rounds at most. docs/math.md
   // (64).
   enum class Pivots { optimal, open, stopped };
+  enum class Holds { all, changed, stuck };  // what stands beside the flows
+  // beside: see `NothingBeside`.
+  template <class Beside>
   Pivots pivot(const double* x, const double* eta_v, double size, int most, std::int64_t& rounds,
-               Control& control, bool may_poll) {
+               Control& control, bool may_poll, Beside&& beside) {
     const double least = kNegative * std::max(1.0, size);
     const double near = 1e-14 * (8 + steps_) * size, close = kGap * size;
     keep_flows();
     for (int round = 1;; ++round) {
       ++rounds;
       if (!grow_forests(eta_v, kCycle * size)) return Pivots::open;
-      respond(x, [&](int t, int i, int j) { return scores(eta_v, t, i)[j]; }, 1);
+      beside.settle(*this);
+      solve(x, eta_v);
+      const Holds holds = beside.hold(*this);
+      const bool held = holds == Holds::all;
       spread(1, [&](int e, double value) { flow[e] = value; });
       const double gap = price(x, eta_v) - level();
       if (!std::isfinite(gap)) return Pivots::open;
       trace(eta_v, 1e-13 * size);
       const bool better = gap > near && !holds_path();
-      if (!better && all_positive(least)) return Pivots::optimal;
-      if (round == most) {
-        return gap <= close && all_positive(least) ? Pivots::optimal : Pivots::open;
-      }
-      if (control.stopped(may_poll)) return Pivots::stopped;
       const bool dropped = drop_negative(least);
-      if (!dropped && !better) return Pivots::optimal;
+      if (!better && held && !dropped) return Pivots::optimal;
+      if (!better && !dropped && holds == Holds::stuck) return Pivots::open;
+      if (round == most) return gap <= close && held && !dropped ? Pivots::optimal : Pivots::open;
+      if (control.stopped(may_poll)) return Pivots::stopped;
       keep_flows();
       if (better) enter_path();
+    }
+  }
+
+  // What may stand beside the flows: it changes x so that it holds on the face, and tells whether
+  // it does for mu. Nothing, here.
+  struct NothingBeside {
+    void settle(FlowFace&) const {}
+    Holds hold(const FlowFace&) const { return Holds::all; }
+  };
+
+  // mu on the face at hand.
+  void solve(const double* x, const double* eta_v) {
+    respond(x, [&](int t, int i, int j) { return scores(eta_v, t, i)[j]; }, 1);
+  }
+
+  // Whether visit(place) is true of a state in use; all are asked.
+  template <class Visit>
+  bool any_state(const Visit& visit) const {
+    bool any = false;
+    for (int t = 0; t < steps_; ++t) {
+      for (const std::int32_t s : states(t)) any |= visit(t * shape_.states + s);
+    }
+    return any;
+  }
+
+  // Without the edges of these states.
+  void drop_states(const std::uint8_t* dropped) {
+    const int S = shape_.states;
+    for (int t = 0; t < steps_; ++t) {
+      for (const std::int32_t e : layer(t)) {
+        if (dropped[t * S + e % S] || (t > 0 && dropped[e / S - S])) inside[e] = 0;
+      }
     }
   }
 
@@ -108,34 +175,70 @@ class FlowFace {
     if (!(forward(eta_v) > -std::numeric_limits<double>::infinity())) return false;
     trace(eta_v, 0);
     begin_empty(steps_);
-    for (int t = 0, from = 0; t < steps_; from = path_[t++]) {
-      const int e = edge(t, from, path_[t]);
-      inside[e] = 1;
-      flow[e] = 1;
-    }
+    for (int t = 0, from = 0; t < steps_; from = path_[t++]) add(edge(t, from, path_[t]), 1);
     return true;
   }
 
+  // The edges between states with some of mu, and flows on them that have about these marginals:
+  // the edges with the best scores carry as much as they can.
+  void begin_at(const double* marginals, const double* eta_v) {
+    const int S = shape_.states;
+    begin_empty(steps_);
+    for (int t = 0; t < steps_; ++t) {
+      if (t == 0) {
+        for (int s = 0; s < S; ++s) {
+          if (marginals[s] > 0) add(s, marginals[s]);
+        }
+        continue;
+      }
+      const double *left = marginals + (t - 1) * S, *right = marginals + t * S;
+      std::copy(left, left + S, need_.data);
+      std::copy(right, right + S, need_.data + S);
+      int count = 0;
+      for (int i = 0; i < S; ++i) {
+        if (!(left[i] > 0)) continue;
+        const double* score = scores(eta_v, t, i);
+        for (int j = 0; j < S; ++j) {
+          if (right[j] > 0 && score[j] > -std::numeric_limits<double>::infinity()) {
+            ranked_[count++] = {score[j], edge(t, i, j)};
+          }
+        }
+      }
+      std::sort(ranked_.data, ranked_.data + count);
+      for (const Ranked& ranked : ranked_.first(count)) {
+        double &from = need_[ranked.edge / S - t * S], &to = need_[S + ranked.edge % S];
+        const double amount = std::min(from, to);
+        add(ranked.edge, amount);
+        from -= amount;
+        to -= amount;
+      }
+    }
+  }
+
   // After `pivot`: the face of all paths whose reduced score is within `tolerance` of the best, by
-  // way of states whose marginal is above `least`; flows that no cycle of edges can change.
-  // docs/math.md (65).
+  // way of states whose marginal is above `least`, or the one path if there is no other; flows that
+  // no cycle of edges can change. docs/math.md (65).
   void complete(const double* x, const double* eta_v, double tolerance, double least) {
-    respond(x, [&](int t, int i, int j) { return scores(eta_v, t, i)[j]; }, 1);
+    solve(x, eta_v);
     price(x, eta_v);
     if (!is_path(least)) {
-      // best_ has the best way to a state, left_ the best from there on.
-      backward(eta_v);
+      // best_ has the best way to a state, left_ the best from there on; a state that no path
+      // within the tolerance passes has no edge.
+      backward(eta_v, level() - tolerance);
       const int S = shape_.states;
       for (int t = 0; t < steps_; ++t) {
-        for (int i = 0; i < sources(t); ++i) {
+        for (const std::int32_t e : layer(t)) inside[e] = flow[e] > least;
+        compact(t);
+        const int lefts = t == 0 ? 1 : states_[t - 1];
+        for (int k = 0; k < lefts; ++k) {
+          const int i = t == 0 ? 0 : state_[(t - 1) * S + k];
           const double* score = scores(eta_v, t, i);
           const double before = t == 0 ? 0 : best_[(t - 1) * S + i];
-          const bool here = t == 0 || mu[(t - 1) * S + i] > least;
-          for (int j = 0; j < S; ++j) {
-            const int e = edge(t, i, j);
+          if (t > 0 && !(mu[(t - 1) * S + i] > least)) continue;
+          for (int l = 0; l < states_[t]; ++l) {
+            const int j = state_[t * S + l];
             const double through = before + score[j] + left_[t * S + j];
-            const bool ties = here && mu[t * S + j] > least && through >= level() - tolerance;
-            inside[e] = ties || flow[e] > least;
+            if (mu[t * S + j] > least && through >= level() - tolerance) enter(edge(t, i, j));
           }
         }
       }
@@ -155,7 +258,7 @@ class FlowFace {
 
   // Forests from their edges alone, for the derivative; false if they are of no face.
   bool adopt_forests() {
-    std::fill_n(prior_.data, std::int64_t(steps_) * shape_.states * shape_.states, 0.0);
+    keep_flows();
     return grow_forests(nullptr, std::numeric_limits<double>::infinity());
   }
 
@@ -172,6 +275,27 @@ class FlowFace {
   void differentiate(const double* x, const Score& score) {
     respond(x, score, 0);
   }
+  // The same for a change of a few of x alone, at places that are in use.
+  void differentiate(const std::int32_t* place, const double* value, int count) {
+    const int S = shape_.states, last = (steps_ - 1) * S;
+    for (int t = 0; t < steps_; ++t) std::fill_n(node_.data + t * S, parts_[t], 0.0);
+    for (int e = 0; e < count; ++e) {
+      const int k = place[e];
+      const double drive = give_[k] * value[e];
+      node_[k / S * S + right_part_[k]] += drive;
+      if (k < last) node_[(k / S + 1) * S + left_part_[k + S]] -= drive;
+    }
+    substitute();
+    for (int t = 0; t < steps_; ++t) {
+      for (const std::int32_t s : states(t)) {
+        const int k = t * S + s;
+        const double after = k < last ? node_[(t + 1) * S + left_part_[k + S]] : 0.0;
+        mu[k] = give_[k] * (after - node_[t * S + right_part_[k]]);
+      }
+    }
+    for (int e = 0; e < count; ++e) mu[place[e]] += give_[place[e]] * value[e];
+  }
+  bool uses(int place) const { return used_[place] != 0; }
   // Then put(e, value) has that of the flows, on the forests.
   template <class Put>
   void differentiate_flows(const Put& put) {
@@ -225,40 +349,67 @@ class FlowFace {
     return a < S ? edge(t, a, b - S) : edge(t, b, a - S);
   }
 
+  // The edges of a layer, and such as were dropped since the last `compact`.
+  Span<std::int32_t> layer(int t) const {
+    return {list_.data + t * shape_.states * shape_.states, listed_[t]};
+  }
+  void enter(int e) {
+    if (inside[e]) return;
+    const int area = shape_.states * shape_.states, t = e / area;
+    inside[e] = 1;
+    list_[t * area + listed_[t]++] = e;
+  }
+  void clear_layer(int t) {
+    for (const std::int32_t e : layer(t)) {
+      inside[e] = 0;
+      flow[e] = 0;
+    }
+    listed_[t] = 0;
+  }
+  void compact(int t) {
+    const Span<std::int32_t> here = layer(t);
+    int kept = 0;
+    for (const std::int32_t e : here) {
+      here[kept] = e;
+      kept += inside[e];
+      if (!inside[e]) flow[e] = 0;
+    }
+    listed_[t] = kept;
+  }
+
   void keep_flows() {
-    const std::int64_t edges = std::int64_t(steps_) * shape_.states * shape_.states;
-    for (std::int64_t e = 0; e < edges; ++e) {
-      prior_.data[e] = inside.data[e] ? std::max(flow.data[e], 0.0) : 0.0;
+    for (int t = 0; t < steps_; ++t) {
+      compact(t);
+      for (const std::int32_t e : layer(t)) prior_[e] = std::max(flow[e], 0.0);
     }
   }
 
   // Drops edges that no path of the face uses; false if there is no path.
   bool prune() {
     const int S = shape_.states;
-    bool any = false;
+    std::fill_n(used_.data, steps_ * S, std::uint8_t(0));
     for (int t = 0; t < steps_; ++t) {
       std::uint8_t* reached = used_.data + t * S;
-      std::fill_n(reached, S, std::uint8_t(0));
-      for (int i = 0; i < sources(t); ++i) {
-        std::uint8_t* out = inside.data + edge(t, i, 0);
-        if (t > 0 && !used_[(t - 1) * S + i]) {
-          std::fill_n(out, S, std::uint8_t(0));
-        } else {
-          for (int j = 0; j < S; ++j) reached[j] |= out[j];
-        }
+      for (const std::int32_t e : layer(t)) {
+        inside[e] = inside[e] && (t == 0 || used_[e / S - S]);
+        reached[e % S] |= inside[e];
       }
     }
-    for (int j = 0; j < S; ++j) any |= used_[(steps_ - 1) * S + j] != 0;
     for (int t = steps_ - 1; t >= 0; --t) {
-      const std::uint8_t* open = used_.data + t * S;
-      for (int i = 0; i < sources(t); ++i) {
-        std::uint8_t* out = inside.data + edge(t, i, 0);
-        std::uint8_t leads = 0;
-        for (int j = 0; j < S; ++j) leads |= out[j] &= open[j];
-        if (t > 0) used_[(t - 1) * S + i] = leads;
+      std::uint8_t *open = used_.data + t * S, *leads = open - S;
+      states_[t] = 0;
+      for (int s = 0; s < S; ++s) {
+        state_[t * S + states_[t]] = s;
+        states_[t] += open[s];
       }
+      if (t > 0) std::fill_n(leads, S, std::uint8_t(0));
+      for (const std::int32_t e : layer(t)) {
+        inside[e] &= open[e % S];
+        if (t > 0) used_[e / S - S] |= inside[e];
+      }
+      compact(t);
     }
-    return any;
+    return states_[steps_ - 1] > 0;
   }
 
   // A spanning forest of each layer, of the edges with the most prior flow, and its components.
@@ -269,11 +420,7 @@ class FlowFace {
     const int S = shape_.states;
     for (int t = 0; t < steps_; ++t) {
       int count = 0;
-      for (int i = 0; i < sources(t); ++i) {
-        for (int j = 0, e = edge(t, i, 0); j < S; ++j, ++e) {
-          if (inside.data[e]) ranked_[count++] = {prior_.data[e], e};
-        }
-      }
+      for (const std::int32_t e : layer(t)) ranked_[count++] = {prior_[e], e};
       std::sort(ranked_.data, ranked_.data + count);
       for (int k = 0; k < 2 * S; ++k) {
         root_[k] = k;
@@ -371,7 +518,7 @@ class FlowFace {
     int before = 1;  // width of what the last layer left in the upper left corner of X
     for (int t = 0; t < steps_; ++t) {
       double sum = 0;
-      for (int s = 0; s < S; ++s) sum += used_[t * S + s] ? give_[t * S + s] : 0.0;
+      for (const std::int32_t s : states(t)) sum += give_[t * S + s];
       share_[t] = sum;
     }
     for (int t = steps_ - 1; t >= 0; --t) {
@@ -379,15 +526,15 @@ class FlowFace {
       const int n = own + others, width = n + 1;  // the last column is the ground
       if (t == steps_ - 1) {
         std::fill_n(X, std::int64_t(n) * width, 0.0);
-        for (int s = 0; s < S; ++s) {
-          if (used_[t * S + s]) X[right_part_[t * S + s] * width + n] += give_[t * S + s];
+        for (const std::int32_t s : states(t)) {
+          X[right_part_[t * S + s] * width + n] += give_[t * S + s];
         }
       } else {
         widen(X, own, before, n, width);
       }
-      for (int s = 0; t > 0 && s < S; ++s) {
+      for (const std::int32_t s : states(t - 1)) {
         const int k = (t - 1) * S + s;
-        if (used_[k]) X[left_part_[t * S + s] * width + own + right_part_[k]] += give_[k];
+        X[left_part_[t * S + s] * width + own + right_part_[k]] += give_[k];
       }
       for (int k = 0; k < own; ++k) {
         const double* row = X + std::int64_t(k) * width;
@@ -445,10 +592,9 @@ class FlowFace {
     }
     for (int t = 0; t < steps_; ++t) {
       const double even = total / share_[t];
-      for (int s = 0; s < S; ++s) {
+      const bool last = t == steps_ - 1;
+      for (const std::int32_t s : states(t)) {
         const int k = t * S + s;
-        if (!used_[k]) continue;
-        const bool last = t == steps_ - 1;
         base_[k] = x[k] - right_[k] + (last ? 0.0 : left_[k + S]);
         const double drive = give_[k] * (base_[k] + even);
         // All that flows comes from the source: `even` is there already.
@@ -457,14 +603,11 @@ class FlowFace {
       }
     }
     substitute();
+    fill(mu.first(steps_ * S), 0.0);
     for (int t = 0; t < steps_; ++t) {
       const double even = total / share_[t];
-      for (int s = 0; s < S; ++s) {
+      for (const std::int32_t s : states(t)) {
         const int k = t * S + s;
-        if (!used_[k]) {
-          mu[k] = delta_[k] = 0;
-          continue;
-        }
         const double after = t + 1 < steps_ ? node_[(t + 1) * S + left_part_[k + S]] : 0.0;
         delta_[k] = base_[k] + after - node_[t * S + right_part_[k]];
         mu[k] = give_[k] * (even + delta_[k]);
@@ -506,13 +649,12 @@ class FlowFace {
       for (int i = 0; i < sources(t); ++i) need_[i] = t == 0 ? total : mu[(t - 1) * S + i];
       for (int j = 0; j < S; ++j) need_[S + j] = mu[t * S + j];
       if (whole) {
-        const int begin = edge(t, 0, 0), end = edge(t, sources(t), 0);
         for (int k = 0; k < tree_size_[t]; ++k) prior_[forest_edge(t, k)] = 0;
-        for (int e = begin; e < end; ++e) {
-          const double kept = inside.data[e] ? prior_.data[e] : 0.0;
+        for (const std::int32_t e : layer(t)) {
+          const double kept = inside[e] ? prior_[e] : 0.0;
           put(e, kept);
           if (kept == 0) continue;
-          need_[(e - begin) / S] -= kept;
+          need_[e / S - t * S] -= kept;
           need_[S + e % S] -= kept;
         }
       }
@@ -530,9 +672,8 @@ class FlowFace {
     const int S = shape_.states;
     for (int t = 0; t < steps_; ++t) {
       const double even = 1 / share_[t];
-      for (int k = t * S; k < (t + 1) * S; ++k) {
-        reduced_[k] = used_[k] ? x[k] - delta_[k] : x[k] + even;
-      }
+      for (int k = t * S; k < (t + 1) * S; ++k) reduced_[k] = x[k] + even;
+      for (const std::int32_t s : states(t)) reduced_[t * S + s] = x[t * S + s] - delta_[t * S + s];
     }
     return forward(eta_v);
   }
@@ -554,12 +695,18 @@ class FlowFace {
     return most;
   }
 
-  // left_: the best way on from each state, without its own reduced score.
-  FACTORMAX_VECTOR void backward(const double* eta_v) {
+  // left_: the best way on from each state, with its own reduced score; states: those that a path
+  // passes which reaches `least`.
+  FACTORMAX_VECTOR void backward(const double* eta_v, double least) {
     const int S = shape_.states;
     std::fill_n(left_.data + (steps_ - 1) * S, S, 0.0);
     for (int t = steps_ - 1; t >= 0; --t) {
       const double* on = left_.data + t * S;
+      states_[t] = 0;
+      for (int s = 0; s < S; ++s) {
+        state_[t * S + states_[t]] = s;
+        states_[t] += best_[t * S + s] + on[s] >= least;
+      }
       // Into the place of `reduced`: what a path has from here on.
       double* here = reduced_.data + t * S;
 #pragma omp simd
@@ -611,42 +758,46 @@ class FlowFace {
     return true;
   }
 
-  // Whether no flow is negative, or, where edges form cycles, flows that are not can be found.
-  bool all_positive(double least) {
+  // Drops edges with a negative flow, unless edges form cycles, and flows that are not negative can
+  // be found; false if none had to be.
+  bool drop_negative(double least) {
     const int S = shape_.states;
-    for (int k = 0; k < steps_ * S; ++k) {
-      if (mu[k] < -least) return false;
-    }
+    bool dropped = false;
     for (int t = 0; t < steps_; ++t) {
-      const int begin = edge(t, 0, 0), end = edge(t, sources(t), 0);
-      bool negative = false;
+      bool negative = false, reversed = false;
       int count = 0;
-      for (int e = begin; e < end; ++e) {
+      for (const std::int32_t e : layer(t)) {
         count += inside[e];
         negative |= inside[e] && flow[e] < -least;
+        reversed |= mu[e % S + t * S] < -least || (t > 0 && mu[e / S - S] < -least);
       }
       if (!negative) continue;
-      if (count == tree_size_[t] || !route(t, least)) return false;
+      if (!reversed && count > tree_size_[t]) {
+        dropped |= !route(t, least);
+        continue;
+      }
+      dropped = true;
+      for (const std::int32_t e : layer(t)) inside[e] &= flow[e] >= -least;
     }
-    return true;
+    return dropped;
   }
 
-  // Flows of layer t that are not negative, by augmenting paths from those that are not; false,
-  // with the flows as they were, if there are none.
+  // Flows of layer t that are not negative, by augmenting paths from those that are not. If there
+  // are none, what can't flow on is stuck at states whose other ways out are full: the edges by
+  // which others flow there leave the face, for they carry nothing. Then returns false.
   bool route(int t, double least) {
-    const int S = shape_.states, begin = edge(t, 0, 0), end = edge(t, sources(t), 0);
+    const int S = shape_.states;
     for (int i = 0; i < sources(t); ++i) need_[i] = t == 0 ? 1.0 : mu[(t - 1) * S + i];
     for (int j = 0; j < S; ++j) need_[S + j] = mu[t * S + j];
-    for (int e = begin; e < end; ++e) {
-      prior_[e] = flow[e];
+    for (const std::int32_t e : layer(t)) {
       double& to = need_[S + e % S];
-      double& from = need_[(e - begin) / S];
+      double& from = need_[e / S - t * S];
       const double most = std::min(flow[e], std::min(from, to));
       flow[e] = inside[e] ? std::max(most, 0.0) : 0.0;
       from -= flow[e];
       to -= flow[e];
     }
-    for (int tries = 0; tries < 20 * S; ++tries) {
+    for (int tries = 0;; ++tries) {
       double missing = 0;
       int end_of_queue = 0, found = -1;
       for (int k = 0; k < 2 * S; ++k) up_[k] = -2;
@@ -657,6 +808,7 @@ class FlowFace {
         stack_[end_of_queue++] = i;
       }
       if (missing <= least) return true;
+      if (tries == 20 * S) end_of_queue = 0;  // rounding goes around in circles
       for (int begin_of_queue = 0; begin_of_queue < end_of_queue && found < 0; ++begin_of_queue) {
         const int at = stack_[begin_of_queue];
         if (at < S) {
@@ -691,19 +843,10 @@ class FlowFace {
         }
       }
     }
-    std::copy(prior_.data + begin, prior_.data + end, flow.data + begin);
-    return false;
-  }
-
-  bool drop_negative(double least) {
-    bool dropped = false;
-    const std::int64_t edges = std::int64_t(steps_) * shape_.states * shape_.states;
-    for (std::int64_t e = 0; e < edges; ++e) {
-      if (!inside.data[e] || flow.data[e] >= -least) continue;
-      inside.data[e] = 0;
-      dropped = true;
+    for (const std::int32_t e : layer(t)) {
+      if (up_[e / S - t * S] == -2 && up_[S + e % S] != -2) inside[e] = 0;
     }
-    return dropped;
+    return false;
   }
 
   // The edges of the best path join the face. One within a component closes a cycle: flow moves
@@ -716,7 +859,7 @@ class FlowFace {
       const int part = left_part_[t * S + from];
       double amount = 1e-3 / S;
       if (part >= 0 && part == right_part_[t * S + to]) amount = shift(t, from, S + to);
-      inside[e] = 1;
+      enter(e);
       prior_[e] = amount + std::numeric_limits<double>::min();
     }
   }
@@ -777,8 +920,10 @@ class FlowFace {
       for (int s = 1; s < S; ++s) {
         if (mu[t * S + s] > mu[t * S + to]) to = s;
       }
-      std::fill_n(inside.data + edge(t, 0, 0), sources(t) * S, std::uint8_t(0));
-      inside[edge(t, from, to)] = 1;
+      const int e = edge(t, from, to);
+      const double value = flow[e];
+      clear_layer(t);
+      add(e, value);
       from = to;
     }
     return true;
@@ -788,10 +933,9 @@ class FlowFace {
   void cancel_cycles() {
     const int S = shape_.states;
     for (int t = 1; t < steps_; ++t) {
-      const int begin = edge(t, 0, 0), end = edge(t, sources(t), 0);
       for (int k = 0; k < 2 * S; ++k) root_[k] = k;
       int positive = 0;
-      for (int e = begin; e < end; ++e) {
+      for (const std::int32_t e : layer(t)) {
         if (!inside[e] || flow[e] < 0) flow[e] = 0;
         if (flow[e] > 0) ranked_[positive++] = {flow[e], e};
       }
@@ -799,7 +943,7 @@ class FlowFace {
       for (int k = 0; k < 2 * S; ++k) up_[k] = -1;
       for (int k = 0; k < positive; ++k) {
         // A tree so far: join, or take the cycle that closes apart.
-        const int e = ranked_[k].edge, i = (e - begin) / S, j = S + e % S;
+        const int e = ranked_[k].edge, i = e / S - t * S, j = S + e % S;
         const int a = find(i), b = find(j);
         if (a != b) {
           root_[a] = b;
@@ -883,6 +1027,9 @@ class FlowFace {
 
   oracle::SequenceShape shape_;
   int steps_ = 0;
+  bool clean_ = false;                         // nothing is inside but what is listed
+  Span<std::int32_t> list_, listed_;           // (L, S S), (L,) edges of a layer
+  Span<std::int32_t> state_, states_;          // (L, S), (L,) states in use
   Span<double> prior_;                         // (L, S, S) flows that the forests prefer
   Span<double> delta_;                         // (L, S) W mu less its mean over the states in use
   Span<double> base_, reduced_, best_;         // (L, S)

@@ -39,7 +39,7 @@ class FlowInterior {
   // Edges and states that can't be part of a solution are left out, docs/math.md (69). Returns the
   // size of the scores of the others; 0 if there is no path. x: (L, S) with the scores of the
   // ends.
-  double screen(const double* x, const double* eta_v, int steps, const double* w) {
+  FACTORMAX_VECTOR double screen(const double* x, const double* eta_v, int steps, const double* w) {
     const int S = shape_.states;
     steps_ = steps;
     const double best = best_ways(x, eta_v);
@@ -52,7 +52,7 @@ class FlowInterior {
       room += largest;
     }
     least_ = best - room * (1 + 1e-9);
-    double size = 0;
+    double size = 0, edges = 0;
     for (int t = 0; t < steps; ++t) {
       double lo = inf, hi = -inf;
       count_[t] = 0;
@@ -68,17 +68,24 @@ class FlowInterior {
       hi = -inf;
       for (int i = 0; t > 0 && i < S; ++i) {
         if (!(to_[(t - 1) * S + i] + from_[(t - 1) * S + i] >= least_)) continue;
-        const double* score = eta_v + shape_.transition_at(t, i);
+        const double *score = eta_v + shape_.transition_at(t, i), to = to_[(t - 1) * S + i];
+        const double *here = x + t * S, *on = from_.data + t * S;
+#pragma omp simd reduction(min : lo) reduction(max : hi)
         for (int j = 0; j < S; ++j) {
-          if (!is_live(t, i, j, score[j], x)) continue;
-          lo = std::min(lo, score[j]);
-          hi = std::max(hi, score[j]);
+          const bool live = to + score[j] + here[j] + on[j] >= least_;
+          lo = live && score[j] < lo ? score[j] : lo;
+          hi = live && score[j] > hi ? score[j] : hi;
         }
       }
-      if (hi > lo) size = std::max(size, hi - lo);
+      if (hi > lo) edges = std::max(edges, hi - lo);
     }
+    size_of_edges_ = edges;
+    size = std::max(size, edges);
     return size > 1e-30 ? size : 1;
   }
+
+  // After `screen`: the size of the scores of the edges alone.
+  double size_of_edges() const { return size_of_edges_; }
 
   // After `screen`, with the same scores. At least two steps.
   void begin(const double* x, const double* eta_v, const double* w, double size) {
@@ -483,7 +490,7 @@ class FlowInterior {
   oracle::SequenceShape shape_;
   int steps_ = 0;
   int edges_ = 0;
-  double size_ = 1, least_ = 0, gap_ = 0;
+  double size_ = 1, size_of_edges_ = 0, least_ = 0, gap_ = 0;
   double nu_ = 0, nu_step_ = 0, nu_inverse_ = 0, total_lack_ = 0;
   Span<std::int32_t> live_, count_;    // (L, S), (L,) the states that are not left out
   Span<double> flow_, slack_, ratio_;  // (L, n, m) edges between them

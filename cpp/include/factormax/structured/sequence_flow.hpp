@@ -4,6 +4,7 @@
 
 #include "factormax/structured/flow_face.hpp"
 #include "factormax/structured/flow_interior.hpp"
+#include "factormax/structured/flow_rows.hpp"
 #include "factormax/structured/structure_set.hpp"
 
 namespace factormax {
@@ -20,6 +21,9 @@ class SequenceFlow {
     interior_.allocate(shape, ws);
     x_ = ws.take<double>(shape.length * shape.states);
     path_ = ws.take<std::int32_t>(shape.length);
+    level_ = ws.take<double>(shape.length);
+    mu_ = ws.take<double>(shape.length * shape.states);
+    raised_ = ws.take<std::uint8_t>(shape.length * shape.states);
   }
 
   const oracle::SequenceShape& shape() const { return face_.shape(); }
@@ -43,9 +47,8 @@ class SequenceFlow {
     face_.begin_empty(steps_);
     for (int k = 0; k < set.count; ++k) {
       for (int t = 0, from = 0; t < steps_; ++t) {
-        const int to = set.on(k)[t] - t * S, e = face_.edge(t, from, to);
-        face_.inside[e] = 1;
-        face_.flow[e] += set.p[k];
+        const int to = set.on(k)[t] - t * S;
+        face_.add(face_.edge(t, from, to), set.p[k]);
         from = to;
       }
     }
@@ -60,7 +63,8 @@ class SequenceFlow {
             std::int64_t& calls, double* v) {
     load(x, eta_v);
     face_.begin(steps_, w);
-    size_ = interior_.screen(x_.data, eta_v, steps_, w);
+    // Rows have changed the scores since `solve_beside`, but not by much.
+    if (start_ != Start::beside) size_ = interior_.screen(x_.data, eta_v, steps_, w);
     ++calls;
     if (size_ == 0) return End::no_structure;
     const End end = find(eta_v, w, control, may_poll, calls);
@@ -69,6 +73,51 @@ class SequenceFlow {
     take_mu(v);
     for (int k = 0; k < steps_ * shape().states; ++k) v[k] = std::max(v[k], 0.0);
     return end;
+  }
+
+  // The solution beside rows, from nothing, docs/math.md (70)-(72): then the rows have its
+  // multipliers, and `solve` begins there. False if it is not found.
+  bool solve_beside(FlowRows& rows, const double* x, const double* eta_v, const double* w,
+                    Control& control, bool may_poll, std::int64_t& calls) {
+    start_ = Start::none;
+    load(x, eta_v);
+    face_.begin(steps_, w);
+    size_ = steps_ < 2 ? 0 : interior_.screen(x_.data, eta_v, steps_, w);
+    ++calls;
+    if (size_ <= kLarge || interior_.size_of_edges() > kWeak * size_) return false;
+    double* mu = face_.mu.data;
+    if (!rows.approach(x_.data, mu, level_.data, steps_, shape().states, w)) return false;
+    face_.begin_at(mu, eta_v);
+    const auto pivot = [&] {
+      return face_.pivot(x_.data, eta_v, size_, kBeside, calls, control, may_poll,
+                         Beside{rows, eta_v, x_.data}) == FlowFace::Pivots::optimal;
+    };
+    if (!pivot()) return false;
+    // Where multipliers are not unique, those found may be at the edge of their set, where a state
+    // that carries nothing looks as if it could. If it can't, then nothing but the multipliers
+    // changes when its score rises a little: they move away from the edge.
+    const int places = steps_ * shape().states;
+    std::copy(mu, mu + places, mu_.data);
+    rows.keep();
+    fill(raised_, std::uint8_t(0));
+    const auto raise = [&](int k) {
+      const bool empty = !raised_[k] && mu[k] <= kEmpty;
+      if (empty) x_[k] += kRise * std::min(1.0, size_);
+      raised_[k] |= empty;
+      return empty;
+    };
+    const auto same = [](double a, double b) { return std::fabs(a - b) <= kEmpty; };
+    for (int tries = 0; tries < kRises && face_.any_state(raise); ++tries) {
+      if (pivot() && std::equal(mu, mu + places, mu_.data, same)) continue;
+      load(x, eta_v);
+      rows.restore(x_.data);
+      if (!pivot()) return false;
+      fill(raised_, std::uint8_t(0));
+      break;
+    }
+    face_.drop_states(raised_.data);
+    start_ = Start::beside;
+    return true;
   }
 
   // After `solve`, with the same scores: the face, for the derivative. error: of x.
@@ -107,14 +156,10 @@ class SequenceFlow {
   template <class Visit>
   void each_feature(const double* v, const Visit& visit) const {
     const oracle::SequenceShape& s = shape();
-    for (int t = 1; t < steps_; ++t) {
-      for (int i = 0; i < s.states; ++i) {
-        const double* flow = face_.flow.data + face_.edge(t, i, 0);
-        for (int j = 0; j < s.states; ++j) {
-          if (flow[j] > 0) visit(s.transition_at(t, i) + j, flow[j]);
-        }
-      }
-    }
+    const int S = s.states;
+    face_.each_flow([&](int e, double flow) {
+      if (e >= S * S) visit(s.transition_at(e / (S * S), e / S % S) + e % S, flow);
+    });
     for_ends([&](int k, int score) {
       if (v[k] > 0) visit(score, v[k]);
     });
@@ -134,7 +179,13 @@ class SequenceFlow {
     face_.begin(steps_, w);
     face_.begin_empty(steps_);
     const int S = shape().states;
-    for (int e = 0; e < steps_ * S * S; ++e) face_.inside[e] = flags[e / 8] >> e % 8 & 1;
+    const int edges = steps_ * S * S;
+    for (int byte = 0; 8 * byte < edges; ++byte) {
+      if (flags[byte] == 0) continue;
+      for (int e = 8 * byte; e < std::min(8 * byte + 8, edges); ++e) {
+        if (flags[byte] >> e % 8 & 1) face_.add(e, 0);
+      }
+    }
     return steps_ > 0 && face_.adopt_forests();
   }
 
@@ -189,11 +240,26 @@ class SequenceFlow {
   static constexpr double kFace = 1e-9;
   static constexpr double kLarge = 0.2;  // scores that leave few enough edges to pivot to,
   static constexpr int kFromPaths = 48;  // in so many rounds
-  static constexpr int kWarm = 30;       // rounds from the last solution,
-  static constexpr int kLast = 600;      // from the best path, if nothing else helps,
-  static constexpr int kPolish = 2;      // and from a point of the interior method
-  static constexpr double kTry = 1e-6;   // once its gap is this small,
-  static constexpr int kInterior = 50;   // and its most iterations
+  static constexpr double kWeak = 0.1;   // scores of edges that the start may ignore,
+  static constexpr int kBeside = 40;     // rounds beside rows,
+  static constexpr int kRises = 4;       // how often scores then rise
+  static constexpr double kRise = 1e-4;  // by so much, relative to their size,
+  static constexpr double kHolds = 1e-9;
+  static constexpr double kEmpty = 1e-9;  // for states with no more than this
+  static constexpr int kWarm = 30;        // rounds from the last solution,
+  static constexpr int kLast = 600;       // from the best path, if nothing else helps,
+  static constexpr int kPolish = 2;       // and from a point of the interior method
+  static constexpr double kTry = 1e-6;    // once its gap is this small,
+  static constexpr int kInterior = 50;    // and its most iterations
+
+  // The rows, for the pivots of the face.
+  struct Beside {
+    FlowRows& rows;
+    const double* eta_v;
+    double* x;
+    void settle(FlowFace& face) const { rows.settle(face, eta_v, x); }
+    FlowFace::Holds hold(const FlowFace& face) const { return rows.hold(face.mu.data, kHolds, x); }
+  };
 
   void take_mu(double* v) const {
     const int used = steps_ * shape().states;
@@ -229,11 +295,15 @@ class SequenceFlow {
            std::int64_t& calls) {
     using Pivots = FlowFace::Pivots;
     const auto pivot = [&](int most) {
-      return face_.pivot(x_.data, eta_v, size_, most, calls, control, may_poll);
+      return face_.pivot(x_.data, eta_v, size_, most, calls, control, may_poll,
+                         FlowFace::NothingBeside());
     };
     Pivots result = Pivots::open;
     if (start_ == Start::solution) {
       result = pivot(kWarm);
+    } else if (start_ == Start::beside) {
+      result = pivot(kWarm);
+      if (result == Pivots::open) size_ = interior_.screen(x_.data, eta_v, steps_, w);
     } else if (start_ == Start::paths && size_ > kLarge) {
       result = pivot(kFromPaths);
     } else if (size_ > 1 || steps_ == 1) {
@@ -248,14 +318,8 @@ class SequenceFlow {
         if (interior_.gap() > kTry) continue;
         face_.begin_empty(steps_);
         interior_.visit(
-            [&](int t, int i, int j, double flow) {
-              face_.inside[face_.edge(t, i, j)] = 1;
-              face_.flow[face_.edge(t, i, j)] = flow;
-            },
-            [&](int s, double flow) {
-              face_.inside[face_.edge(0, 0, s)] = 1;
-              face_.flow[face_.edge(0, 0, s)] = flow;
-            });
+            [&](int t, int i, int j, double flow) { face_.add(face_.edge(t, i, j), flow); },
+            [&](int s, double flow) { face_.add(face_.edge(0, 0, s), flow); });
         result = pivot(kPolish);
       }
     }
@@ -269,11 +333,14 @@ class SequenceFlow {
 
   FlowFace face_;
   FlowInterior interior_;
-  int steps_ = 0;                                                   // that are there
-  enum class Start { none, paths, solution } start_ = Start::none;  // what `face_` holds
-  double size_ = 1;                                                 // of the scores
-  Span<double> x_;                                                  // (L, S)
-  Span<std::int32_t> path_;                                         // (L,)
+  int steps_ = 0;                                                           // that are there
+  enum class Start { none, paths, solution, beside } start_ = Start::none;  // what `face_` holds
+  double size_ = 1;                                                         // of the scores
+  Span<double> x_;                                                          // (L, S)
+  Span<std::int32_t> path_;                                                 // (L,)
+  Span<double> level_;                                                      // (L,)
+  Span<double> mu_;                                                         // (L, S)
+  Span<std::uint8_t> raised_;  // (L, S) whose score rose
 };
 
 }  // namespace factormax

@@ -215,7 +215,29 @@ class StructuredFactors {
       made.c = ws.take<double>(shape.capacity + 1);
       made.linked = s.linked[f] != 0;
       if (factors_.data != nullptr) new (&factors_[f]) StructuredFactor(made);
+      has_rows_ = s.count == 1 && made.has_flow && problem.num_rows > 0 && problem.num_pairs == 0;
     }
+    if (has_rows_) rows_.allocate(problem.num_rows, problem.num_entries, problem.num_vars, ws);
+  }
+
+  // If all there is is a sequence and rows of its variables: both at once, docs/math.md (70)-(72).
+  // The multipliers of the point are then those of the solution. False if it is not found.
+  bool solve_beside_rows(const Instance<T>& p, DualPoint<T>& at, const Options& options,
+                         Control& control, bool may_poll) {
+    const bool possible = has_rows_ && p.m > 0 && p.m <= FlowRows::kMost;
+    if (!possible || options.by_rows == ByRows::never) return false;
+    StructuredFactor& f = factors_[0];
+    int vars = 0;
+    f.each([&](int k, int) {
+      f.x[k] = double(p.eta[f.var[k]]);
+      ++vars;
+    });
+    if (vars != p.n || !f.may_flow) return false;
+    rows_.begin(p, local.data);
+    f.by_flow = f.flow.solve_beside(rows_, f.x.data, f.eta_v.data, f.w.data, control, may_poll,
+                                    f.set.calls);
+    for (int r = 0; f.by_flow && r < p.m; ++r) at.x[r] = T(rows_.tau[r] / p.scale[r]);
+    return f.by_flow;
   }
 
   // Affinely independent 0/1 vectors of d variables are at most d + 1, but a sparse solution needs
@@ -483,6 +505,8 @@ class StructuredFactors {
   }
 
   Span<StructuredFactor> factors_;
+  FlowRows rows_;  // beside the only factor, a sequence
+  bool has_rows_ = false;
   ActiveSetResult problem_ = ActiveSetResult::solved;
   std::int64_t counter_ = 0, stamp_ = 0;
 };
