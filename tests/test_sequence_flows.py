@@ -266,7 +266,7 @@ def test_rows_and_flows_at_once_agree_with_paths(
             "transitions": ratio * scale * rng.normal(size=(5, 5)),
         }
         flows = _answer(case, add)
-        monkeypatch.setattr(engine, "BY_ROWS", engine.NEVER)
+        monkeypatch.setattr(cpu, "BY_ROWS", ByRows.never)
         paths = _answer(case, add)
         monkeypatch.undo()
         assert "CONVERGED" in flows["status"].upper()

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from graphs import op_args_of
 from factors.test_factor import TwoOf
+from graphs import op_args_of
 
 import factormax as fm
 

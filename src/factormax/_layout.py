@@ -107,9 +107,7 @@ class Layout:
         self.batch_shape = batch_shape
         self.batch = math.prod(batch_shape)
         self.tensors = tensors
-        self.parts = [
-            ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts
-        ]
+        self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
 
     @classmethod
     def of(cls, graph: FactorGraph) -> Layout:
@@ -207,10 +205,6 @@ class Layout:
         if extra:
             own = xp.total(own, tuple(range(dims, dims + extra)), False)
         ones = tuple(
-            [
-                dims + i
-                for i, s in enumerate(f.own_shape)
-                if s == 1 and own.shape[dims + i] != 1
-            ]
+            [dims + i for i, s in enumerate(f.own_shape) if s == 1 and own.shape[dims + i] != 1]
         )
         return xp.total(own, ones, True) if ones else own

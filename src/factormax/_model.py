@@ -1,5 +1,6 @@
 """From a list of factors to the model that the core compiles, once: graphs built again and again
-with the same factors, as a training loop does, share it."""
+with the same factors, as a training loop does, share it.
+"""
 
 from __future__ import annotations
 

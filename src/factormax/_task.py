@@ -148,9 +148,7 @@ class Task:
     def supports(self) -> list[Support]:
         """The structures of each structured factor."""
         slots = np.array(self.slots, np.int64)
-        return [
-            Support(self.listed.structures, own, slots, self.batch) for own in self.places
-        ]
+        return [Support(self.listed.structures, own, slots, self.batch) for own in self.places]
 
     def answers(
         self,

@@ -268,9 +268,7 @@ class _Instance:
     def resolution(self) -> float:
         return 1e-10 if self.inputs.eta_u.dtype == np.float64 else 1e-5
 
-    def _support_of(
-        self, place: int, factor: _core.Structured
-    ) -> Callable[[FloatArray], float]:
+    def _support_of(self, place: int, factor: _core.Structured) -> Callable[[FloatArray], float]:
         own: Any = self.factors[factor.factor]
         barrier = np.where(self.inputs.factor_scores(0, factor) == -np.inf, -np.inf, 0.0)
         param = self.inputs.oracle_params[0, place : place + 1]

@@ -537,7 +537,9 @@ class FactorGraph:
         place = np.unravel_index(index - tensor.start, tensor.shape)
         return f"{tensor.name}[{', '.join(str(int(i)) for i in place)}]"
 
-    def _literals_name(self, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None) -> str:
+    def _literals_name(
+        self, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None
+    ) -> str:
         """What messages call some variables, for example `u[3, :]` or `a[0], ~b[2]`."""
         flags = np.zeros(len(index), dtype=bool) if negated is None else negated
         starts = np.array([t.start for t in self._tensors])

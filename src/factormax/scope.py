@@ -122,12 +122,12 @@ class Part(NamedTuple):
 
     @property
     def count(self) -> int:
-        """k."""
+        """K."""
         return math.prod(self.outer)
 
     @property
     def size(self) -> int:
-        """d."""
+        """D."""
         return math.prod(self.inner)
 
     @property
@@ -188,9 +188,7 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides[::-1])
 
 
-def strided_places(
-    offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> IndexArray:
+def strided_places(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> IndexArray:
     """The numbers of the places of a strided array, in its shape."""
     if strides == c_strides(shape):
         return np.arange(offset, offset + math.prod(shape)).reshape(shape)

@@ -43,9 +43,7 @@ class Support:
         probs: `(B, K)`, padded with 0.
     """
 
-    def __init__(
-        self, found: Structures, factors: range, slots: IndexArray, batch: int
-    ) -> None:
+    def __init__(self, found: Structures, factors: range, slots: IndexArray, batch: int) -> None:
         chosen = slice(factors.start, factors.stop)
         count = found.count.reshape(batch, len(slots)).astype(np.int64)
         begin = _starts(count)[:, chosen].reshape(-1)

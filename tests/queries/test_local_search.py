@@ -39,9 +39,7 @@ def one_flip(inputs, x):
 
 
 def found_from(search, inputs, x, passes=500, **options):
-    values = [
-        value_of(inputs, y) for y in search.improve(x, passes * search.size, **options)
-    ]
+    values = [value_of(inputs, y) for y in search.improve(x, passes * search.size, **options)]
     return max(values)
 
 

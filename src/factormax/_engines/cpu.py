@@ -59,7 +59,9 @@ class CpuEngine:
     ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
         """The gradients of the scores."""
         dtype = raw.mu.dtype
-        grads = [None if g is None else np.ascontiguousarray(g, dtype) for g in (grad_mu, grad_mu_v)]
+        grads = [
+            None if g is None else np.ascontiguousarray(g, dtype) for g in (grad_mu, grad_mu_v)
+        ]
         grad_u, grad_v, residual, worst = _core.vjp(inputs.core, raw, *grads, grad_prob)
         return grad_u, grad_v, residual[:, 0], worst
 

@@ -72,8 +72,7 @@ def loss(
 def _set_answer(graph: FactorGraph, task: Task) -> None:
     """What the variables and factors then hand out: copies, to write into."""
     values = [
-        v.astype(_value_dtype(t.scores))
-        for v, t in zip(task.values(), graph._tensors, strict=True)
+        v.astype(_value_dtype(t.scores)) for v, t in zip(task.values(), graph._tensors, strict=True)
     ]
     factor_values = [np.array(v) for v in task.factor_values()]
     graph._set_answer(

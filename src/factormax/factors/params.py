@@ -17,9 +17,7 @@ from factormax.scope import View
 __all__ = ["take_literal_param", "take_param"]
 
 
-def take_param(
-    factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int, ...]
-) -> Param:
+def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int, ...]) -> Param:
     """The parameter as `(1 | B, prod(shape))`, or as a float if it is one number for all.
 
     A parameter with at most `len(shape)` dimensions is shared by the instances of a batch;

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from factormax._options import METHODS
 from factormax.arrays import is_tensor
 from factormax.checks import positive_number
-from factormax._options import METHODS
 from factormax.errors import GraphError, ShapeError
 from factormax.graph import FactorGraph
 from factormax.nn.layout import Layout

@@ -65,9 +65,7 @@ class _Node:
     start: FloatArray | None = field(compare=False, default=None)  # the parent's multipliers
 
 
-def decode(
-    inputs: Inputs, options: Options, max_nodes: int, time_limit: float | None
-) -> Decoded:
+def decode(inputs: Inputs, options: Options, max_nodes: int, time_limit: float | None) -> Decoded:
     """Decodes one instance: `inputs` are a batch of 1."""
     search = _Search(inputs, options)
     return search.run(max_nodes, time_limit)

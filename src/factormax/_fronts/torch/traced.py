@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._core import Numbers, Side
+from factormax._core import Numbers
 from factormax._fronts.torch.arrays import (
     TorchSpace,
     as_numpy,
@@ -42,9 +42,7 @@ __all__ = ["refuse_second_derivative", "solve_op", "solve_traced"]
 # ---- The operators -------------------------------------------------------------------------------
 
 
-def _inputs_of(
-    asked: Read, eta_u: Tensor, eta_v: Tensor, mask: Tensor | None
-) -> Inputs:
+def _inputs_of(asked: Read, eta_u: Tensor, eta_v: Tensor, mask: Tensor | None) -> Inputs:
     params = [p for f in asked.factors for p in f._params]
     return Inputs(
         asked.model(eta_u.shape[1]),
@@ -172,7 +170,12 @@ def vjp_op(
 
 @vjp_op.register_fake
 def _vjp_fake(
-    grad_mu: Tensor, grad_mu_v: Tensor, grad_objective: Tensor, eta_u: Tensor, eta_v: Tensor, *_: Any
+    grad_mu: Tensor,
+    grad_mu_v: Tensor,
+    grad_objective: Tensor,
+    eta_u: Tensor,
+    eta_v: Tensor,
+    *_: Any,
 ) -> tuple[Tensor, Tensor]:
     return (
         torch.empty_like(eta_u, memory_format=torch.contiguous_format),
