@@ -465,6 +465,8 @@ def _table_score(term: Term, x: FloatArray, here: BoolArray) -> float:
 
 def _sequence_score(term: Term, x: FloatArray) -> float:
     path = [int(np.argmax(step)) for step in x]
+    if not path:  # all steps are masked
+        return 0.0
     scores = _transitions(term, len(term.index), x.shape[1])
     total = sum(float(scores[t, a, b]) for t, (a, b) in enumerate(pairwise(path)))
     if "initial" in term.params:

@@ -442,10 +442,10 @@ def test_structures_inside_compile(name):
         return getattr(factor, name)
 
     compiled = torch.compile(solve, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"not available inside\s+torch\.compile") as caught:
+    with pytest.raises(Exception, match="structures and probs can't be had in a compiled graph"):
         compiled(randn(3, 3))
-    errors = [caught.value, caught.value.__cause__, caught.value.__context__]
-    assert any(isinstance(e, fm.GraphError) or "GraphError" in str(e) for e in errors)
+    broken = torch.compile(solve, backend="eager")
+    torch.testing.assert_close(broken(randn(3, 3)), solve(randn(3, 3)))
 
 
 def test_a_factor_of_ones_own_inside_compile():

@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -53,12 +54,13 @@ class Inputs {
     std::vector<T> coef, rhs;
   };
 
-  Inputs(std::shared_ptr<const Model> model, nb::object eta_u, nb::object eta_v, nb::list params,
-         std::optional<Matrix<const bool>> mask, std::optional<Matrix<const std::int8_t>> held)
+  Inputs(std::shared_ptr<const Model> model, nb::object eta_u, nb::object eta_v,
+         std::vector<nb::object> params, std::optional<Matrix<const bool>> mask,
+         std::optional<Matrix<const std::int8_t>> held)
       : model_(held ? model->bounded() : std::move(model)),
         mask_(std::move(mask)),
         held_(std::move(held)),
-        kept_(nb::make_tuple(eta_u, eta_v, params)) {
+        kept_(nb::make_tuple(eta_u, eta_v)) {
     Matrix<const double> wide, wide_v;
     Matrix<const float> narrow, narrow_v;
     if (nb::try_cast(eta_u, wide, false) && nb::try_cast(eta_v, wide_v, false)) {
@@ -94,9 +96,9 @@ class Inputs {
   }
 
  private:
-  void take_params(const nb::list& params) {
+  void take_params(const std::vector<nb::object>& params) {
     const auto& sizes = model_->param_sizes();
-    require(nb::len(params) == sizes.size(), "params: one for each parameter of each factor");
+    require(params.size() == sizes.size(), "params: one for each parameter of each factor");
     params_.resize(sizes.size());
     scalars_.resize(sizes.size());
     for (std::size_t k = 0; k < sizes.size(); ++k) {
@@ -115,8 +117,8 @@ class Inputs {
   }
 
   template <class T>
-  void take(const Matrix<const T>& eta_u, const Matrix<const T>& eta_v, const nb::list& params,
-            Typed<T>& typed) {
+  void take(const Matrix<const T>& eta_u, const Matrix<const T>& eta_v,
+            const std::vector<nb::object>& params, Typed<T>& typed) {
     const std::size_t n = static_cast<std::size_t>(model_->num_vars());
     batch_ = held_ ? held_->shape(0) : eta_u.shape(0);
     take_params(params);
@@ -503,13 +505,14 @@ void bind_enums(nb::module_& m) {
 
 void bind_inputs(nb::module_& m) {
   nb::class_<Inputs>(m, "Inputs", "The numbers of a batch of instances of a model, checked.")
-      .def(nb::init<std::shared_ptr<const Model>, nb::object, nb::object, nb::list,
+      .def(nb::init<std::shared_ptr<const Model>, nb::object, nb::object, std::vector<nb::object>,
                     std::optional<Matrix<const bool>>, std::optional<Matrix<const std::int8_t>>>(),
            "model"_a, "eta_u"_a, "eta_v"_a, "params"_a, "mask"_a = nb::none(),
            "held"_a = nb::none())
       .def_prop_ro("batch", &Inputs::batch)
       .def_prop_ro(
           "mask", [](nb::handle self) { return nb::cast<Inputs&>(self).mask(self); },
+          nb::sig("def mask(self) -> NDArray[numpy.bool_] | None"),
           "Which variables are neither masked nor of a score of -inf; None if all are.")
       .def_prop_ro(
           "oracle_params",
@@ -532,6 +535,7 @@ void bind_inputs(nb::module_& m) {
             };
             return inputs.is_double() ? both(inputs.typed<double>()) : both(inputs.typed<float>());
           },
+          nb::sig("def rows(self) -> tuple[NDArray[numpy.floating], NDArray[numpy.floating]]"),
           "The coefficients and the bounds of the rows, each (1 | B, ...).")
       .def(
           "workspace_bytes",
@@ -606,9 +610,12 @@ void bind_solution(nb::module_& m) {
   nb::class_<Solution>(m, "Solution", "The answers of a batch; it owns them.")
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, bool>(), nb::kw_only(),
            "batch"_a, "variables"_a, "scores"_a, "dual"_a, "wide"_a)
-      .def_prop_ro("mu", real_matrix([](auto& own) -> auto& { return own.mu; }))
-      .def_prop_ro("mu_v", real_matrix([](auto& own) -> auto& { return own.mu_v; }))
-      .def_prop_ro("tau", real_matrix([](auto& own) -> auto& { return own.tau; }))
+      .def_prop_ro("mu", real_matrix([](auto& own) -> auto& { return own.mu; }),
+                   nb::sig("def mu(self) -> NDArray[numpy.floating]"))
+      .def_prop_ro("mu_v", real_matrix([](auto& own) -> auto& { return own.mu_v; }),
+                   nb::sig("def mu_v(self) -> NDArray[numpy.floating]"))
+      .def_prop_ro("tau", real_matrix([](auto& own) -> auto& { return own.tau; }),
+                   nb::sig("def tau(self) -> NDArray[numpy.floating]"))
       .def_prop_ro("var_side",
                    [](nb::handle self) { return nb::cast<Solution&>(self).var_side.matrix(self); })
       .def_prop_ro("row_side",
@@ -662,6 +669,10 @@ void bind_solve(nb::module_& m) {
                    : differentiate<float>(inputs, solution, grad_mu, grad_mu_v, grad_prob);
       },
       "inputs"_a, "solution"_a, "grad_mu"_a.none(), "grad_mu_v"_a.none(), "grad_prob"_a.none(),
+      nb::sig(
+          "def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | "
+          "None, grad_prob: object | None) -> tuple[NDArray[numpy.floating], "
+          "NDArray[numpy.floating], NDArray[numpy.float64], float]"),
       "The gradients of eta_u and eta_v; the residual of each instance, and the worst.");
 }
 

@@ -107,13 +107,13 @@ class Numbers(enum.Enum):
 class Inputs:
     """The numbers of a batch of instances of a model, checked."""
 
-    def __init__(self, model: Model, eta_u: object, eta_v: object, params: list, mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+    def __init__(self, model: Model, eta_u: object, eta_v: object, params: Sequence[object], mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None: ...
 
     @property
     def batch(self) -> int: ...
 
     @property
-    def mask(self) -> object:
+    def mask(self) -> NDArray[numpy.bool_] | None:
         """
         Which variables are neither masked nor of a score of -inf; None if all are.
         """
@@ -131,7 +131,7 @@ class Inputs:
     def factor_scores(self) -> Numbers: ...
 
     @property
-    def rows(self) -> tuple:
+    def rows(self) -> tuple[NDArray[numpy.floating], NDArray[numpy.floating]]:
         """The coefficients and the bounds of the rows, each (1 | B, ...)."""
 
     def workspace_bytes(self, method: Method) -> int:
@@ -174,13 +174,13 @@ class Solution:
     def __init__(self, *, batch: int, variables: int, scores: int, dual: int, wide: bool) -> None: ...
 
     @property
-    def mu(self) -> object: ...
+    def mu(self) -> NDArray[numpy.floating]: ...
 
     @property
-    def mu_v(self) -> object: ...
+    def mu_v(self) -> NDArray[numpy.floating]: ...
 
     @property
-    def tau(self) -> object: ...
+    def tau(self) -> NDArray[numpy.floating]: ...
 
     @property
     def var_side(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None, None))]: ...
@@ -225,7 +225,7 @@ def solve(inputs: Inputs, settings: Settings, warm: object | None, oracles: obje
     oracle was wrong, and how (`CallbackFault`).
     """
 
-def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | None, grad_prob: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> tuple:
+def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | None, grad_prob: object | None) -> tuple[NDArray[numpy.floating], NDArray[numpy.floating], NDArray[numpy.float64], float]:
     """
     The gradients of eta_u and eta_v; the residual of each instance, and the worst.
     """

@@ -13,13 +13,13 @@ METHODS = {"admm": Method.admm, "auto": Method.compact}
 MAP_METHODS = {"ad3": Method.ad3, "auto": Method.proximal}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Options:
-    """The arguments of the queries of `FactorGraph`."""
+    """The arguments of the queries of `FactorGraph`. Compared by identity: graphs remember them."""
 
     method: str = "auto"
     tol: float = 1e-6
-    max_iter: int = 1000
+    max_iter: int = 10_000
     max_inner_iter: int = 100_000
     step_size: float = 1.0
     on_failure: str = "warn"

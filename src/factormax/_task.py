@@ -66,11 +66,12 @@ class Task:
     ) -> None:
         self.layout = layout = Layout.of(graph)
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        structured = graph._structured
-        self.slots = [f._slots for f in structured for _ in range(f._count)]
-        ends = np.cumsum([f._count for f in structured]).tolist()
-        self.places = [range(e - f._count, e) for e, f in zip(ends, structured, strict=True)]
-        self.groups = [f._group_shape for f in structured]
+        self.places: list[range] = []  # of each structured factor, among those of the core
+        self.slots: list[int] = []
+        for f in graph._structured:
+            self.places.append(range(len(self.slots), len(self.slots) + f._count))
+            self.slots += [f._slots] * f._count
+        self.groups = [f._group_shape for f in graph._structured]
         eta_v = layout.flat_factor_scores(NumpySpace, factor_scores, dtype)
         masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
         self.inputs = Inputs(
@@ -118,7 +119,7 @@ class Task:
         self.options = options
         self.raw = answer(inputs, options, warm)
         self._to_list: Inputs | None = None
-        if not lists_structures(self.raw.structures):
+        if self.places and not lists_structures(self.raw.structures):
             # Copied: they may be the caller's, who may write into them before asking.
             self._to_list = inputs.replace(eta_u=inputs.eta_u.copy())
         return self.raw

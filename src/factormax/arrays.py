@@ -20,6 +20,7 @@ __all__ = [
     "grad_mode_keeper",
     "is_tensor",
     "is_tracing",
+    "may_be_traced",
     "spread",
     "to_numpy",
 ]
@@ -40,6 +41,11 @@ def is_tracing() -> bool:
     """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
+
+
+def may_be_traced() -> bool:
+    """Whether torch's compiler is in use at all: it may look into any function that is called."""
+    return "torch._dynamo" in sys.modules
 
 
 def grad_mode_keeper() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -166,7 +166,7 @@ class _Instance:
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
-        return self.inputs.present[0]
+        return np.asarray(self.inputs.present[0])
 
     @cached_property
     def structured(self) -> list[_Structured]:

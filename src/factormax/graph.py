@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,15 @@ from factormax._core import Model
 from factormax._model import model_of
 from factormax._options import MAP_METHODS, METHODS, Options
 from factormax._report import warn_caller
-from factormax.arrays import Array, ArrayLike, IndexArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import (
+    Array,
+    ArrayLike,
+    IndexArray,
+    is_tensor,
+    is_tracing,
+    may_be_traced,
+    to_numpy,
+)
 from factormax.checks import one_of, positive_number, shown, whole_number
 from factormax.errors import GraphError, GraphWarning, ShapeError
 from factormax.factors.base import BaseFactor
@@ -89,6 +98,7 @@ class FactorGraph:
         self._structured: list[StructuredFactor] = []
         self._parts: list[Scores] | None = None
         self._values: list[Any] | None = None
+        self._traced: tuple[Any, ...] | None = None  # how a compiled function solved it
         self._factor_values: list[tuple[Scores, Any]] = []
         self._structures: list[tuple[StructuredFactor, Any]] = []
 
@@ -137,7 +147,7 @@ class FactorGraph:
                 )
         if mask is not None:
             mask = _checked_mask(label, mask, full)
-        return self._append(label, tuple(int(s) for s in full[k:]), given, mask)
+        return self._append(label, full[k:], given, mask)
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
         """Adds a tensor of binary variables with zero scores, of this shape in every instance.
@@ -222,7 +232,7 @@ class FactorGraph:
         *,
         method: str = "auto",
         tol: float = 1e-6,
-        max_iter: int = 1000,
+        max_iter: int = 10_000,
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
         on_failure: str = "warn",
@@ -274,7 +284,9 @@ class FactorGraph:
     ) -> Solution:
         if self._made and not is_tracing():
             self._warn_of_forgotten()
-        return self._front.solve(self, options, warm_start, temperature)
+        return self._front.solve(  # type: ignore[no-any-return]
+            self, options, warm_start, temperature
+        )
 
     @property
     def _front(self) -> Any:
@@ -290,7 +302,7 @@ class FactorGraph:
         *,
         method: str = "auto",
         tol: float = 1e-6,
-        max_iter: int = 1000,
+        max_iter: int = 10_000,
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
         surrogate: str | None = None,
@@ -371,7 +383,7 @@ class FactorGraph:
         cost: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
         mask: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
         tol: float = 1e-6,
-        max_iter: int = 1000,
+        max_iter: int = 10_000,
         on_failure: str = "warn",
         temperature: ArrayLike | None = None,
     ) -> Any:
@@ -402,6 +414,24 @@ class FactorGraph:
         Raises:
             GraphError: if a target breaks a factor, naming it; or leaves a variable out.
         """
+        args = (targets, kind, cost, mask, tol, max_iter, on_failure, temperature)
+        if may_be_traced() and self._uses_torch:
+            from factormax._fronts.torch import untraced
+
+            return untraced.loss(self, *args)
+        return self._loss(*args)
+
+    def _loss(
+        self,
+        targets: Mapping[Variable, ArrayLike],
+        kind: str,
+        cost: ArrayLike | Mapping[Variable, ArrayLike] | None,
+        mask: ArrayLike | Mapping[Variable, ArrayLike] | None,
+        tol: float,
+        max_iter: int,
+        on_failure: str,
+        temperature: ArrayLike | None,
+    ) -> Any:
         from factormax.queries.loss import flat_target
 
         if self._made:
@@ -416,9 +446,8 @@ class FactorGraph:
     @property
     def _uses_torch(self) -> bool:
         """Whether the scores are torch tensors."""
-        return any(is_tensor(t.scores) for t in self._tensors) or any(
-            is_tensor(part.given) for part in self._score_parts()
-        )
+        given = [t.scores for t in self._tensors] + [part.given for part in self._score_parts()]
+        return any([is_tensor(scores) for scores in given])
 
     # ---- for the fronts --------------------------------------------------------------------------
 
@@ -513,15 +542,20 @@ class FactorGraph:
             f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
         )
 
+    def _listed(self, factor: StructuredFactor, what: str) -> Any:
+        """What a structured factor hands out: its "structures", "probs" or "num_structures"."""
+        if may_be_traced() and self._uses_torch:
+            from factormax._fronts.torch import untraced
+
+            return untraced.listed(self, factor, what)
+        return getattr(self._answer_of(factor), what)
+
     def _answer_of(self, factor: StructuredFactor) -> Any:
-        """The structures of a factor; see `StructuredFactor.structures`."""
         for owner, answer in self._structures:
             if owner is factor:
-                if answer is None:
-                    raise GraphError(
-                        f"{factor.name}: structures and probs are not available inside "
-                        f"torch.compile. Solve the graph outside of the compiled function."
-                    )
+                if answer is None:  # found by a compiled solve, which does not list them
+                    self._front.list_structures(self)
+                    return self._answer_of(factor)
                 return answer
         raise GraphError(
             f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
@@ -612,6 +646,12 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
     return mask
 
 
+@lru_cache(maxsize=64, typed=True)
+def _options(method: str, *rest: Any) -> Options:
+    """Options that were checked, for a training loop that asks with the same again and again."""
+    return Options(method, *rest)
+
+
 def _checked_options(
     method: str,
     tol: float,
@@ -621,7 +661,8 @@ def _checked_options(
     on_failure: str,
     methods: Mapping[str, Any],
 ) -> Options:
-    return Options(
+    make = Options if is_tracing() else _options
+    return make(
         one_of("method", method, methods),
         positive_number("tol", tol),
         whole_number("max_iter", max_iter, 1, MOST),

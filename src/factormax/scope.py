@@ -8,6 +8,7 @@ that change. The core expands them when it compiles a graph.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from factormax import _core
 from factormax.arrays import IndexArray
 
-__all__ = ["ListedPart", "Part", "View", "parts_index", "parts_negated", "strided_places"]
+__all__ = ["ListedPart", "Part", "View", "parts_index", "parts_negated", "remembered_part"]
 
 
 class View(NamedTuple):
@@ -36,7 +37,9 @@ class View(NamedTuple):
         missing = len(self.shape) - sum([p is not None and p is not Ellipsis for p in parts])
         if missing < 0:
             return None
-        offset, shape, strides = self.offset, [], []
+        offset = self.offset
+        shape: list[int] = []
+        strides: list[int] = []
         axis, open_ended = 0, Ellipsis not in [p for p in parts if type(p) is type(Ellipsis)]
         for p in (*parts, Ellipsis) if open_ended else parts:
             if p is Ellipsis:
@@ -48,17 +51,13 @@ class View(NamedTuple):
                 shape.append(1)
                 strides.append(0)
             elif type(p) is slice:
-                size, stride = self.shape[axis], self.strides[axis]
-                if p.start is not None or p.stop is not None or p.step is not None:
-                    try:
-                        first, last, step = p.indices(size)
-                    except TypeError:
-                        return None
-                    size = len(range(first, last, step))
-                    offset += first * stride if size else 0
-                    stride *= step
+                taken = _slice(p, self.shape[axis])
+                if taken is None:
+                    return None
+                first, size, step = taken
+                offset += first * self.strides[axis]
                 shape.append(size)
-                strides.append(stride)
+                strides.append(step * self.strides[axis])
                 axis += 1
             elif type(p) is int or isinstance(p, np.integer):
                 size = self.shape[axis]
@@ -121,13 +120,13 @@ class Part(NamedTuple):
     inner_strides: tuple[int, ...]
 
     @property
-    def count(self) -> int:
-        """K."""
+    def factors(self) -> int:
+        """How many factors there are, k."""
         return math.prod(self.outer)
 
     @property
     def size(self) -> int:
-        """D."""
+        """How many variables each has, d."""
         return math.prod(self.inner)
 
     @property
@@ -140,11 +139,11 @@ class Part(NamedTuple):
         full = strided_places(
             self.offset, self.outer + self.inner, self.outer_strides + self.inner_strides
         )
-        return full.reshape(self.count, self.size)
+        return full.reshape(self.factors, self.size)
 
     def negations(self) -> Any:
         """`(k, d)`, which of them are negated."""
-        return np.full((self.count, self.size), self.negated)
+        return np.full((self.factors, self.size), self.negated)
 
     def core(self) -> _core.Part:
         """As the core takes it."""
@@ -156,7 +155,7 @@ class ListedPart:
 
     def __init__(self, literals: IndexArray) -> None:
         self.literals = literals
-        self.count, self.size = literals.shape
+        self.factors, self.size = literals.shape
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -176,7 +175,36 @@ class ListedPart:
         return _core.Part.listed(np.ascontiguousarray(self.literals, np.int64))
 
 
+@lru_cache(maxsize=1024)
+def remembered_part(view: View, negated: bool, inner: tuple[int, ...]) -> Part:
+    """`view.part(...)`, for graphs that are built again and again."""
+    return view.part(negated, inner)
+
+
 AnyPart: TypeAlias = "Part | ListedPart"
+
+
+def _slice(key: slice, size: int) -> tuple[int, int, int] | None:
+    """Where a slice of `size` places begins, how many it has, and its step; None if it is none.
+
+    Compares only, so that a size that is symbolic, while `torch.compile` traces, stays so.
+    """
+    start, stop, step = key.start, key.stop, key.step
+    if step is None and all([n is None or type(n) is int for n in (start, stop)]):
+        ends = []
+        for end, default in ((start, 0), (stop, size)):
+            if end is None:
+                end = default
+            elif end < 0:
+                end = size + end if size + end > 0 else 0
+            ends.append(size if end > size else end)
+        return (ends[0], ends[1] - ends[0], 1) if ends[1] > ends[0] else (0, 0, 1)
+    try:
+        first, last, by = key.indices(size)
+    except TypeError:
+        return None
+    count = len(range(first, last, by))
+    return (first if count else 0), count, by
 
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -112,12 +112,14 @@ class Answer:
         """`(*batch, K)`."""
         return self._found[1]
 
+    @property
     def structures(self) -> Array:
         """`(*batch, K, *shape of the variables)`."""
         dense = self.laid_out(self.support.structures(self.size))
         shape = (*self.batch_shape, *dense.shape[1:])
         return self.wrap(dense.reshape(shape))  # type: ignore[no-any-return]
 
+    @property
     def num_structures(self) -> Array:
         """`(*batch,)`."""
         return self.wrap(self.support.counts.reshape(self.batch_shape))  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """A tensor of binary variables of a graph, or a slice of one.
 
-A variable is a strided view of the graph's list of variables, and indexing it makes another; what is
-no view, such as integer-array indexing, is an array of places. No Python object exists for a single
-scalar variable.
+A variable is a strided view of the graph's list of variables, and indexing it makes another; what
+is no view, as by integer-array indexing, is an array of places. No Python object exists for a
+single scalar variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
 from factormax.errors import ShapeError, VariableIndexError
-from factormax.scope import AnyPart, ListedPart, View
+from factormax.scope import AnyPart, ListedPart, View, remembered_part
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -77,7 +77,9 @@ class Variable:
     def part(self, inner: tuple[int, ...]) -> AnyPart:
         """As variables of factors: one for each place of the other axes, over those of `inner`."""
         if self.view is not None:
-            return self.view.part(self.negated, inner)
+            if is_tracing():
+                return self.view.part(self.negated, inner)
+            return remembered_part(self.view, self.negated, inner)
         outer = [a for a in range(self.ndim) if a not in inner]
         rows = math.prod([self.shape[a] for a in outer])
         literals = (2 * self.index + self.negated).transpose([*outer, *inner])
@@ -147,7 +149,8 @@ class Variable:
                 f"{self.name}.transpose{_call_text(order)}: name each of the {ndim} axes once, "
                 f"batch dimensions aside."
             )
-        axes = tuple([a % ndim for a in order]) if order else tuple(range(ndim))[::-1]
+        named = tuple([int(a) % ndim for a in order])
+        axes = named if order else tuple(range(ndim))[::-1]
         return self._permuted(axes, f".transpose{_call_text(order)}")
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Variable:

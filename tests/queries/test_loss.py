@@ -432,9 +432,7 @@ def test_a_known_part_without_completion():
     fg = fm.FactorGraph()
     u = fg.variable_from(np.zeros(3))
     fg.add(fm.Xor(u))
-    with pytest.raises(
-        fm.GraphError, match="No completion of the known entries of the target satisfies every"
-    ):
+    with pytest.raises(fm.GraphError, match="No completion of the known entries of the target"):
         fg.loss({u: np.array([1, 1, 0])}, "hinge", mask=np.array([True, True, False]))
 
 

@@ -103,7 +103,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
                                std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon();
-  const T most = T(1e-3);   // a margin above would clip what is visibly free
+  const T most = T(1e-3);    // a margin above would clip what is visibly free
   const T least = T(1e-11);  // an error below is not worth following
   const auto lack = [&](int r) { return row_lack(p, at, r); };
   T worst = at_least;

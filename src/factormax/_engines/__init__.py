@@ -48,12 +48,14 @@ class Engine(Protocol):
         """
 
 
-#: In the order in which they are asked.
+#: In the order in which they are asked; the CPU's, which can do everything, is last.
 ENGINES: list[Engine] = [CpuEngine()]
 
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
     """The engine for these, and why it is not one on the device of the scores; "" if it is."""
+    if inputs.device == "cpu":
+        return ENGINES[-1], ""
     kind = inputs.device.split(":")[0]
     reason = "" if kind == "cpu" else f"there is no engine for {kind}"
     for engine in ENGINES:
@@ -91,8 +93,9 @@ def vjp(
     grad_prob: npt.NDArray[np.float64] | None = None,
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
     """The derivative of a solve, by the engine that solved; see `Engine.vjp`."""
-    name = raw.engine.split(" ")[0]
-    engine = next(e for e in ENGINES if e.name == name)
+    if raw.engine.startswith("cpu"):
+        return ENGINES[-1].vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
+    engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
     return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
 
 

@@ -59,10 +59,11 @@ class CpuEngine:
     ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
         """The gradients of the scores."""
         dtype = raw.mu.dtype
-        grads = [
+        given_u, given_v = (
             None if g is None else np.ascontiguousarray(g, dtype) for g in (grad_mu, grad_mu_v)
-        ]
-        grad_u, grad_v, residual, worst = _core.vjp(inputs.core, raw, *grads, grad_prob)
+        )
+        found = _core.vjp(inputs.core, raw, given_u, given_v, grad_prob)
+        grad_u, grad_v, residual, worst = found
         return grad_u, grad_v, residual[:, 0], worst
 
 

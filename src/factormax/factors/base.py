@@ -97,6 +97,11 @@ class BaseFactor:
         if axis is None:
             parts = [u.part(tuple(range(len(u.shape)))) for u in given]
             shape: tuple[int, ...] = ()
+        elif type(axis) is int and len(given) == 1 and -given[0].ndim <= axis < given[0].ndim:
+            (u,) = given  # most often
+            last = axis % u.ndim
+            parts = [u.part((last,))]
+            shape = u.shape[:last] + u.shape[last + 1 :]
         else:
             axes = [self._last_axes(u, axis) for u in given]
             left = [_left(u.shape, last) for u, last in zip(given, axes, strict=True)]
@@ -116,7 +121,7 @@ class BaseFactor:
         if any([u.graph is not self.graph for u in given]):
             raise GraphError(f"{self.name}: the variables belong to different graphs.")
         self._scope, self._group_shape = tuple(parts), group_shape
-        self._count = parts[0].count
+        self._count = parts[0].factors
         self._size = sum([p.size for p in parts])
         if self._size == 0 and self._count > 0:
             raise GraphError(f"{self.name}: there is no variable in it.")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import ArrayLike, is_tensor, is_tracing, to_numpy
+from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, Param
@@ -26,11 +26,9 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
     Raises:
         ShapeError: if it fits neither way, or holds no numbers.
     """
-    if type(value) is int or type(value) is float:
-        try:
-            return float(value)
-        except OverflowError:
-            pass  # said below
+    plain = _plain_number(value)
+    if plain is not None:
+        return plain
     if is_tensor(value) and value.requires_grad:  # type: ignore[union-attr]
         raise GraphError(
             f"{factor.name}: {word} takes no gradient, but the tensor requires one. Pass "
@@ -41,11 +39,11 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
     size = math.prod(shape)
     try:
         if array.ndim <= len(shape):
-            return np.broadcast_to(array, shape).reshape(1, size).astype(np.float64, order="C")
+            return _contiguous(np.broadcast_to(array, shape).reshape(1, size))
         if batch is not None and array.ndim == len(batch) + len(shape):
             count = math.prod(batch)
             full = np.broadcast_to(array, (*batch, *shape))
-            return full.reshape(count, size).astype(np.float64, order="C")
+            return _contiguous(full.reshape(count, size))
     except ValueError:
         pass
     wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
@@ -68,7 +66,24 @@ def take_literal_param(
         return numbers
     # They follow their variables to the rows that `axis` makes.
     order = View.whole(0, u.shape).part(False, factor._last_axes(u, axis)).places()
-    return np.ascontiguousarray(numbers[:, order.reshape(-1)])
+    return _contiguous(numbers[:, order.reshape(-1)])
+
+
+def _contiguous(array: npt.NDArray[Any]) -> FloatArray:
+    """As the core takes it; what `torch.compile` traces is laid out when it runs."""
+    if is_tracing():
+        return array.astype(np.float64)
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def _plain_number(value: Any) -> float | None:
+    """A number of Python's, as most often; None for all others."""
+    if type(value) is not int and type(value) is not float:
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:

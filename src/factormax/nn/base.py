@@ -74,7 +74,7 @@ class StructuredLayer(nn.Module):
         eval_map: bool = False,
         method: str = "auto",
         tol: float = 1e-6,
-        max_iter: int = 1000,
+        max_iter: int = 10_000,
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
         on_failure: str = "warn",

@@ -109,6 +109,7 @@ def _best_completion(
     inputs: Inputs, target: Target, y: FloatArray, options: Options
 ) -> RawSolution:
     """The same query with the known entries held at the target."""
+    assert target.known is not None
     held = np.where(target.known & inputs.present, y, FREE).astype(np.int8)
     asked = inputs.replace(held=held)
     raw = _engines.solve(asked, options)

@@ -1,4 +1,4 @@
-"""Queries as functions of their numbers: `answer` finds it, `pull_back_linear` goes the way back."""
+"""Queries as functions of their numbers, which know no front, and how to go back from an answer."""
 
 from __future__ import annotations
 

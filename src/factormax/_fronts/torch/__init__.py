@@ -9,7 +9,7 @@ Python operator costs more than a small solve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from factormax._fronts.torch.traced import refuse_second_derivative, solve_trace
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
-from factormax.arrays import is_tracing, to_numpy
+from factormax.arrays import is_tracing, may_be_traced, to_numpy
 from factormax.conflict import conflicts_of
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
@@ -33,7 +33,7 @@ from factormax.structures import Support
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["loss", "solve"]
+__all__ = ["list_structures", "loss", "solve", "solve_eager"]
 
 
 # ---- Eager ---------------------------------------------------------------------------------------
@@ -52,13 +52,10 @@ class EagerSolve(torch.autograd.Function):
         task = plan.start(scores)
         with plan.grad_mode(task):
             raw = task.run(plan.options, plan.warm)
-        objective = torch.from_numpy(raw.objective.reshape(task.batch_shape))
+        objective = raw.objective.reshape(task.batch_shape).astype(raw.mu.dtype)
         given = [*task.values(), *task.factor_values(), objective]
         kinds = [*plan.outputs, plan.outputs[0]]
-        outputs = [
-            match(v if isinstance(v, Tensor) else torch.from_numpy(v), *kind)
-            for v, kind in zip(given, kinds, strict=True)
-        ]
+        outputs = [match(torch.from_numpy(v), *kind) for v, kind in zip(given, kinds, strict=True)]
         ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
@@ -227,13 +224,18 @@ def solve(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
 ) -> Solution:
     """Answers a query of a graph of torch scores."""
-    if not is_tracing():
+    if not may_be_traced():
         return solve_eager(graph, options, warm_start, temperature)
+    from factormax._fronts.torch import untraced
+
+    run: Any = solve_traced
     if options.linear:
-        return _solve_map_untraced(graph, options, warm_start, temperature)
-    if any([f._oracle == OracleKind.callback for f in graph._structured]):
-        return _solve_own_untraced(graph, options, warm_start, temperature)
-    return solve_traced(graph, options, warm_start, temperature)
+        run = untraced.solve_map
+    elif any([f._oracle == OracleKind.callback for f in graph._structured]):
+        run = untraced.solve_own
+    elif not is_tracing():
+        run = untraced.solve
+    return run(graph, options, warm_start, temperature)  # type: ignore[no-any-return]
 
 
 def solve_eager(
@@ -269,17 +271,13 @@ def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any 
     return values  # type: ignore[no-any-return]
 
 
-def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """Breaks the graph of `torch.compile` at the function; with fullgraph=True, that says why."""
-    return torch.compiler.disable(function, reason=f"factormax: {reason}")  # type: ignore[no-any-return]
-
-
-_solve_map_untraced = untraced(
-    solve_eager, "solve_map and decode can't be compiled: their answers are piecewise constant."
-)
-_solve_own_untraced = untraced(
-    solve_eager, "a factor of your own, with an oracle in Python, can't be compiled."
-)
+def list_structures(graph: FactorGraph) -> None:
+    """Solves once more what a compiled function solved, for the structures and their gradients."""
+    asked = graph._traced
+    assert asked is not None
+    values, factor_values = graph._values, graph._factor_values
+    solve_eager(graph, *asked)
+    graph._set_answer(values or [], factor_values, graph._structures)
 
 
 def _set_answer(

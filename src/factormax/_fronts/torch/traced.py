@@ -198,8 +198,8 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     literals, params = arrays[:lists], arrays[lists:]
     grad_u, grad_v = vjp_op(*grads[:3], *kept, literals, params, numbers, sizes, text)
     # One for each tensor of a list; torch takes an empty list of numbers for one of tensors.
-    nothing = [[None] * len(literals), [None] * len(params)]
-    nothing += [None if given else [] for given in (numbers, sizes)]  # type: ignore[list-item]
+    nothing: list[Any] = [[None] * len(literals), [None] * len(params)]
+    nothing += [None if given else [] for given in (numbers, sizes)]
     return (grad_u, grad_v, None, None, *nothing, None)
 
 
@@ -236,6 +236,7 @@ def solve_traced(
         for own, part in zip(layout.by_part(TorchSpace, mu_v), graph._score_parts(), strict=True)
     ]
     graph._set_answer(values, factor_values, [(f, None) for f in graph._structured])
+    graph._traced = (options, warm_start, temperature)
     details = Details(
         status=counts[1],
         iterations=counts[0],

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from factormax._core import Model, OracleKind
 from factormax._model import model_of
 from factormax._options import Options
@@ -25,7 +23,7 @@ from factormax.scope import ListedPart, Part
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["Read", "read", "written"]
+__all__ = ["Read", "num_dual", "read", "written"]
 
 Names = list[tuple[str, tuple[int, ...]]]
 
@@ -103,8 +101,11 @@ def _write_factor(factor: BaseFactor, link: int, out: Written) -> str:
         out.sizes += [*part.inner, *part.inner_strides]
     flags = ""
     for param in factor._params:
+        if isinstance(param, float):
+            out.numbers.append(param)
+        else:
+            out.params.append(param)
         flags += "n" if isinstance(param, float) else "a"
-        (out.numbers if isinstance(param, float) else out.params).append(param)
     extra = ""
     if isinstance(factor, StructuredFactor):
         extra = f"{int(factor._oracle)},{link},{len(factor._oracle_shape)}"
@@ -194,7 +195,7 @@ def _read_factor(
             )
         )
     factor._scope = tuple(parts)
-    factor._count, factor._size = parts[0].count, sum([p.size for p in parts])
+    factor._count, factor._size = parts[0].factors, sum([p.size for p in parts])
     if extra:
         oracle, factor._link, dims = (int(n) for n in extra.split(","))
         factor._oracle = OracleKind(oracle)
@@ -202,7 +203,7 @@ def _read_factor(
         shape = (scores * factor._count,)
         factor._score_parts = (Scores(factor, "scores", None, shape, shape),)
         factor._oracle_shape = tuple([next(size) for _ in range(dims)])
-    return factor
+    return factor  # type: ignore[no-any-return]
 
 
 def num_dual(factors: Sequence[BaseFactor]) -> int:
@@ -216,8 +217,3 @@ def num_dual(factors: Sequence[BaseFactor]) -> int:
         else:
             total += f._count
     return total
-
-
-def checked_arrays(arrays: Sequence[Any]) -> list[Any]:
-    """Parameters and literals as contiguous arrays of NumPy."""
-    return [np.ascontiguousarray(a) for a in arrays]

@@ -1,0 +1,39 @@
+"""What `torch.compile` must not look into: it breaks the graph there, and goes on after it.
+
+With `fullgraph=True`, the error says why. Imported only when torch's compiler is in use, because
+marking a function imports all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from factormax._fronts.torch import solve_eager
+from factormax.graph import FactorGraph
+
+__all__ = ["listed", "loss", "solve", "solve_map", "solve_own"]
+
+
+def _hidden(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    disable: Any = torch.compiler.disable
+    return disable(function, reason=f"factormax: {reason}")  # type: ignore[no-any-return]
+
+
+solve = _hidden(solve_eager, "a solve outside of the compiled graph.")
+solve_map = _hidden(
+    solve_eager, "solve_map and decode can't be compiled: their answers are piecewise constant."
+)
+solve_own = _hidden(
+    solve_eager, "a factor of your own, with an oracle in Python, can't be compiled."
+)
+loss = _hidden(FactorGraph._loss, "loss can't be compiled.")
+
+
+def _listed(graph: FactorGraph, factor: Any, what: str) -> Any:
+    return getattr(graph._answer_of(factor), what)
+
+
+listed = _hidden(_listed, "structures and probs can't be had in a compiled graph.")

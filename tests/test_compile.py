@@ -1,0 +1,138 @@
+"""`torch.compile`: sizes that change, and what breaks the graph."""
+
+import warnings
+
+import pytest
+from factors.test_factor import TwoOf
+
+import factormax as fm
+
+torch = pytest.importorskip("torch")
+
+
+def randn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def assert_same(compiled, function, *inputs):
+    """The same values and gradients."""
+    values = [run(*inputs) for run in (compiled, function)]
+    torch.testing.assert_close(*values)
+    weight = randn(*values[0].shape, seed=9).detach()
+    needed = [x for x in inputs if x.requires_grad]
+    grads = [torch.autograd.grad((v * weight).sum(), needed) for v in values]
+    torch.testing.assert_close(*grads)
+
+
+def matching(eta, pairs):
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta)
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    fg.add(fm.Or([u[0, :2].negate(), u[1, 1:]]))
+    fg.add(fm.Budget(u[:, 1], 2))
+    fg.add(fm.Pair(u[:-1], u[1:], pairs))
+    fg.solve(tol=1e-9)
+    return u.value
+
+
+def tagging(eta, transitions):
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta)
+    fg.add(fm.Sequence(u, transitions))
+    fg.add(fm.AtMostOne(u, axis=0))
+    fg.solve(tol=1e-9)
+    return u.value
+
+
+@pytest.mark.parametrize("function", [matching, tagging])
+def test_sizes_that_change(function):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(3, 9):
+            own = randn() if function is matching else randn(n + 1, n + 1, seed=1)
+            assert_same(compiled, function, randn(2, n, n + 1), own)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # one static, one for all
+
+
+def decoded(eta):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(2 * eta)
+    fg.add(fm.Xor(~u, axis=1))
+    fg.decode()
+    return u.value + 1
+
+
+def relaxed(eta):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(2 * eta)
+    fg.add(fm.Matching(u))
+    return fg.solve_map().objective * 2
+
+
+def lost(eta):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(2 * eta)
+    fg.add(fm.Matching(u))
+    return fg.loss({u: torch.eye(4)}) * 2
+
+
+def probable(eta):
+    fg = fm.FactorGraph()
+    factor = fg.add(fm.Matching(fg.variable_from(0.1 * eta)))
+    fg.solve(tol=1e-9)
+    return factor.probs[:1] * 2
+
+
+def own(eta):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(2 * eta)
+    fg.add(TwoOf(u[0]))
+    fg.solve(tol=1e-9)
+    return u.value
+
+
+BREAKS = {
+    decoded: "solve_map and decode can't be compiled",
+    relaxed: "solve_map and decode can't be compiled",
+    lost: "loss can't be compiled",
+    probable: "structures and probs can't be had",
+    own: "oracle in Python, can't be compiled",
+}
+
+
+@pytest.mark.parametrize("function", BREAKS, ids=lambda f: f.__name__)
+def test_what_breaks_the_graph(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager")
+    for seed in range(2):
+        torch.testing.assert_close(
+            compiled(randn(4, 4, seed=seed)), function(randn(4, 4, seed=seed))
+        )
+
+
+@pytest.mark.parametrize(
+    "function", [f for f in BREAKS if f is not decoded], ids=lambda f: f.__name__
+)
+def test_a_full_graph_says_why_not(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=BREAKS[function]):
+        compiled(randn(4, 4))
+
+
+def test_torch_is_left_alone_without_the_compiler():
+    """Marking functions for the compiler would import all of it."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, torch, factormax as fm; fg = fm.FactorGraph(); "
+        "u = fg.variable_from(torch.zeros(3)); fg.add(fm.Xor(u)); fg.solve(); "
+        "fg.loss({u: [1, 0, 0]}); assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
