@@ -6,18 +6,10 @@
 
 namespace factormax {
 
-// The literals of a group, (k, d).
-struct Model::Literals {
-  std::int64_t count = 0, size = 0;
-  std::vector<std::int32_t> var;
-  std::vector<std::uint8_t> negated;
-
-  std::int32_t at(std::int64_t i, std::int64_t j) const { return var[i * size + j]; }
-};
-
 namespace {
 
 constexpr std::int64_t kLimit = std::int64_t(1) << 30;  // the core indexes with 32 bits
+constexpr const char* kTooLarge = "the graph is too large: the core indexes with 32 bits";
 
 // The product, or a number that is too large.
 std::int64_t product(const std::vector<std::int64_t>& shape) {
@@ -73,6 +65,24 @@ bool is_sound(const Rule& rule) {
          (rows == 2 && rule.rows[0].literals == rule.rows[1].literals);
 }
 
+// How much there is of all groups so far.
+struct Totals {
+  std::int64_t incidences = 0, entries = 0, rows = 0;
+
+  // False if it is too much.
+  bool add(const Group& group, std::int64_t count, std::int64_t size) {
+    if (size >= kLimit) return false;
+    incidences += count * size;
+    if (group.rule != nullptr) {
+      rows += count * static_cast<std::int64_t>(group.rule->rows.size());
+      for (const Row& row : group.rule->rows) {
+        entries += count * static_cast<std::int64_t>(row.literals.size());
+      }
+    }
+    return incidences < kLimit && entries < kLimit && rows < kLimit;
+  }
+};
+
 // b less the terms; 0 where only rounding is left, for a bound that the negated literals meet
 // exactly must not become one that nothing meets.
 double difference(double bound, double terms, double size) {
@@ -97,6 +107,87 @@ std::shared_ptr<const Rule> held_rule() {
 }
 
 }  // namespace
+
+// The literals of a group, (k, d).
+struct Model::Literals {
+  std::int64_t count = 0, size = 0;
+  std::vector<std::int32_t> var;
+  std::vector<std::uint8_t> negated;
+
+  std::int32_t at(std::int64_t i, std::int64_t j) const { return var[i * size + j]; }
+
+  // How many there are.
+  std::string measure(const Group& group) {
+    if (group.parts.empty()) return "a factor has no variables";
+    for (const Part& part : group.parts) {
+      if (!is_sound(part)) return kTooLarge;
+      const std::int64_t k = product(part.outer);
+      if (&part != &group.parts.front() && k != count) return "parts of different numbers";
+      count = k;
+      size += product(part.inner);
+    }
+    return "";
+  }
+
+  // Which ones they are.
+  std::string fill(const Group& group, std::int64_t num_vars) {
+    var.resize(count * size);
+    negated.resize(var.size());
+    std::int64_t first = 0;
+    bool in_range = true;
+    for (const Part& part : group.parts) {
+      const std::int64_t inner = product(part.inner);
+      const auto put = [&](std::int64_t i, std::int64_t j, std::int64_t variable, bool is_negated) {
+        in_range = in_range && variable >= 0 && variable < num_vars;
+        var[i * size + first + j] = static_cast<std::int32_t>(variable);
+        negated[i * size + first + j] = is_negated;
+      };
+      if (part.literals.empty()) {
+        walk(part.outer, part.outer_strides, part.offset, [&](std::int64_t i, std::int64_t begin) {
+          walk(part.inner, part.inner_strides, begin,
+               [&](std::int64_t j, std::int64_t variable) { put(i, j, variable, part.negated); });
+        });
+      } else if (part.literals.size() == static_cast<std::size_t>(count * inner)) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          for (std::int64_t j = 0; j < inner; ++j) {
+            const std::int64_t literal = part.literals[i * inner + j];
+            put(i, j, literal >> 1, (literal & 1) != 0);
+          }
+        }
+      } else {
+        return "a list of literals has the wrong size";
+      }
+      first += inner;
+    }
+    return in_range ? "" : "an index is out of range";
+  }
+};
+
+// Finds variables that are in a factor twice.
+class Model::Repeats {
+ public:
+  explicit Repeats(std::int64_t num_vars) : last_(static_cast<std::size_t>(num_vars), -1) {}
+
+  std::string find(const Group& group, const Literals& literals) {
+    for (std::int64_t i = 0; i < literals.count; ++i, ++factors_) {
+      for (std::int64_t j = 0; j < literals.size; ++j) {
+        std::int64_t& last = last_[literals.at(i, j)];
+        if (last == factors_) {
+          const std::string name = group.rule != nullptr ? group.rule->name
+                                   : group.structured    ? group.name
+                                                         : "Pair";
+          return name + ": variable " + std::to_string(literals.at(i, j)) + " is in it twice.";
+        }
+        last = factors_;
+      }
+    }
+    return "";
+  }
+
+ private:
+  std::vector<std::int64_t> last_;  // the factor that a variable was last in
+  std::int64_t factors_ = 0;
+};
 
 bool fits(OracleKind kind, Span<const std::int32_t> shape, std::int64_t vars, std::int64_t scores) {
   const auto sized = [&](int size) {
@@ -165,106 +256,55 @@ std::string Model::lay_out(std::int64_t num_vars, const std::vector<Group>& grou
   num_vars_ = static_cast<int>(num_vars);
   groups_ = groups;
   std::vector<Literals> literals(groups.size());
-  std::vector<std::int64_t> seen(static_cast<std::size_t>(num_vars), -1);  // the factor it was in
-  std::int64_t factors = 0, incidences = 0, entries = 0, rows = 0;
+  Totals totals;
+  Repeats repeats(num_vars);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const Group& group = groups[g];
     Literals& own = literals[g];
-    if (group.parts.empty()) return "a factor has no variables";
-    for (const Part& part : group.parts) {
-      if (!is_sound(part)) return "the graph is too large: the core indexes with 32 bits";
-      const std::int64_t k = product(part.outer);
-      if (&part != &group.parts.front() && k != own.count) return "parts of different numbers";
-      own.count = k;
-      own.size += product(part.inner);
-    }
-    incidences += own.count * own.size;
-    if (group.rule != nullptr) {
-      rows += own.count * static_cast<std::int64_t>(group.rule->rows.size());
-      for (const Row& row : group.rule->rows) {
-        entries += own.count * static_cast<std::int64_t>(row.literals.size());
-      }
-    }
-    if (own.size >= kLimit || incidences >= kLimit || entries >= kLimit || rows >= kLimit) {
-      return "the graph is too large: the core indexes with 32 bits";
-    }
-    own.var.resize(own.count * own.size);
-    own.negated.resize(own.var.size());
-    std::int64_t first = 0, low = 0, high = -1;
-    for (const Part& part : group.parts) {
-      const std::int64_t inner = product(part.inner);
-      if (!part.literals.empty() &&
-          part.literals.size() != static_cast<std::size_t>(own.count * inner)) {
-        return "a list of literals has the wrong size";
-      }
-      const auto put = [&](std::int64_t i, std::int64_t j, std::int64_t var, bool negated) {
-        low = std::min(low, var);
-        high = std::max(high, var);
-        own.var[i * own.size + first + j] = static_cast<std::int32_t>(var);
-        own.negated[i * own.size + first + j] = negated;
-      };
-      if (!part.literals.empty()) {
-        for (std::int64_t i = 0; i < own.count; ++i) {
-          for (std::int64_t j = 0; j < inner; ++j) {
-            const std::int64_t literal = part.literals[i * inner + j];
-            put(i, j, literal >> 1, (literal & 1) != 0);
-          }
-        }
-      } else {
-        walk(part.outer, part.outer_strides, part.offset, [&](std::int64_t i, std::int64_t begin) {
-          walk(part.inner, part.inner_strides, begin,
-               [&](std::int64_t j, std::int64_t var) { put(i, j, var, part.negated); });
-        });
-      }
-      first += inner;
-    }
-    if (low < 0 || high >= num_vars) return "an index is out of range";
-    for (std::int64_t i = 0; i < own.count; ++i, ++factors) {
-      for (std::int64_t j = 0; j < own.size; ++j) {
-        std::int64_t& last = seen[own.at(i, j)];
-        if (last == factors) {
-          return (group.rule != nullptr ? group.rule->name
-                  : group.structured    ? group.name
-                                        : "Pair") +
-                 ": variable " + std::to_string(own.at(i, j)) + " is in it twice.";
-        }
-        last = factors;
-      }
-    }
+    std::string error = own.measure(groups[g]);
+    if (error.empty() && !totals.add(groups[g], own.count, own.size)) error = kTooLarge;
+    if (error.empty()) error = own.fill(groups[g], num_vars);
+    if (error.empty()) error = repeats.find(groups[g], own);
+    if (!error.empty()) return error;
   }
-  // Pairs, rows by rule, and where the parameters are.
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const Group& group = groups[g];
-    const Literals& own = literals[g];
-    group_count_.push_back(own.count);
-    first_param_.push_back(static_cast<int>(param_sizes_.size()));
-    if (group.structured) {
-      if (group.has_param) param_sizes_.push_back(own.count);
-    } else if (group.rule == nullptr) {
-      if (own.size != 2 && own.count > 0) return "a pair has two variables";
-      pair_var_.insert(pair_var_.end(), own.var.begin(), own.var.end());
-      pair_negated_.insert(pair_negated_.end(), own.negated.begin(), own.negated.end());
-    } else {
-      const Rule& rule = *group.rule;
-      if (!is_sound(rule) || (own.count > 0 && own.size != rule.size)) {
-        return rule.name + ": its rows do not fit its variables";
-      }
-      for (const std::uint8_t per_literal : rule.per_literal) {
-        param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));
-      }
-      if (own.count == 0) continue;
-      const auto same = [&](const Bundle& b) {
-        return b.rule->size == rule.size && b.rule->name == rule.name;
-      };
-      auto bundle = std::find_if(bundles_.begin(), bundles_.end(), same);
-      if (bundle == bundles_.end())
-        bundle = bundles_.insert(bundle, Bundle{group.rule, {}, 0, 0, 0});
-      bundle->groups.push_back(static_cast<int>(g));
-    }
+    const std::string error = place_group(static_cast<int>(g), literals[g]);
+    if (!error.empty()) return error;
   }
   for (Bundle& bundle : bundles_) lay_out_bundle(bundle, literals);
   mark_isolated(literals);
   return lay_out_structured(groups, literals);
+}
+
+// Where its parameters are; its pairs, or the bundle of its rule.
+std::string Model::place_group(int g, const Literals& own) {
+  const Group& group = groups_[g];
+  group_count_.push_back(own.count);
+  first_param_.push_back(static_cast<int>(param_sizes_.size()));
+  if (group.structured) {
+    if (group.has_param) param_sizes_.push_back(own.count);
+    return "";
+  }
+  if (group.rule == nullptr) {
+    if (own.size != 2 && own.count > 0) return "a pair has two variables";
+    pair_var_.insert(pair_var_.end(), own.var.begin(), own.var.end());
+    pair_negated_.insert(pair_negated_.end(), own.negated.begin(), own.negated.end());
+    return "";
+  }
+  const Rule& rule = *group.rule;
+  if (!is_sound(rule) || (own.count > 0 && own.size != rule.size)) {
+    return rule.name + ": its rows do not fit its variables";
+  }
+  for (const std::uint8_t per_literal : rule.per_literal) {
+    param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));
+  }
+  if (own.count == 0) return "";
+  const auto same = [&](const Bundle& b) {
+    return b.rule->size == rule.size && b.rule->name == rule.name;
+  };
+  auto bundle = std::find_if(bundles_.begin(), bundles_.end(), same);
+  if (bundle == bundles_.end()) bundle = bundles_.insert(bundle, Bundle{group.rule, {}, 0, 0, 0});
+  bundle->groups.push_back(g);
+  return "";
 }
 
 void Model::lay_out_bundle(Bundle& bundle, const std::vector<Literals>& literals) {
@@ -358,7 +398,7 @@ std::string Model::lay_out_structured(const std::vector<Group>& groups,
       oracle_shape_.insert(oracle_shape_.end(), group.shape.begin(), group.shape.end());
       oracle_shape_ptr_.push_back(static_cast<std::int32_t>(oracle_shape_.size()));
       if (std::int64_t(oracle_score_ptr_.back()) + group.num_scores >= kLimit) {
-        return "the graph is too large: the core indexes with 32 bits";
+        return kTooLarge;
       }
       oracle_score_ptr_.push_back(oracle_score_ptr_.back() + group.num_scores);
     }

@@ -25,7 +25,7 @@ struct Row {
 
 // How a kind of factor over d literals becomes rows.
 struct Rule {
-  std::string name;
+  std::string name;  // rules of one name and size are one and the same
   BlockKind block = BlockKind::row;
   int size = 0;                           // d
   std::vector<std::uint8_t> per_literal;  // of each parameter: one number per literal, or one
@@ -147,9 +147,11 @@ class Model {
     int first_row = 0, first_entry = 0, first_block = 0;
   };
   struct Literals;
+  class Repeats;
 
   std::shared_ptr<const Model> make_bounded() const;
   std::string lay_out(std::int64_t num_vars, const std::vector<Group>& groups);
+  std::string place_group(int g, const Literals& own);
   std::string lay_out_structured(const std::vector<Group>& groups,
                                  const std::vector<Literals>& literals);
   void lay_out_bundle(Bundle& bundle, const std::vector<Literals>& literals);
