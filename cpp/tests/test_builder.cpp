@@ -2,6 +2,7 @@
 // refuses, and that solutions outlive changes of the graph.
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "factormax/builder.hpp"
 #include "solution.hpp"
@@ -138,7 +139,23 @@ void test_rows() {
            for (int k = 0; k < 3; ++k) fg.add_imply({u[k], u[3]});
            fg.add_or({u[0], u[1], u[2], ~u[3]});
          });
+    same([&](G fg, V u) { fg.add_or_out({u[0], ~u[1]}); },
+         [&](G fg, V u) { fg.add_linear({u[0], u[1]}, {1, 1}, 1, 1); });
     same([&](G, V) {}, [&](G fg, V u) { fg.add_linear(u.all(), ones, -kInf, kInf); });
+    // Rows of one kind are laid out together, each with its own numbers.
+    same(
+        [&](G fg, V u) {
+          fg.add_budget(u.slice(0, 3), 1);
+          fg.add_linear({u[0], u[3]}, {3, -1}, -kInf, 1);
+          fg.add_budget(u.slice(1, 3), 2);
+          fg.add_linear({u[2], ~u[3]}, {-1, 2}, 0.5, 1.5);
+        },
+        [&](G fg, V u) {
+          fg.add_linear({u[2], u[3]}, {-2, -4}, -3, -1);
+          fg.add_linear(u.slice(1, 3), {1, 1, 1}, -kInf, 2);
+          fg.add_linear({u[0], u[3]}, {6, -2}, -kInf, 2);
+          fg.add_at_most_one(u.slice(0, 3));
+        });
   }
 }
 
@@ -243,6 +260,32 @@ void test_statuses() {
   check_same(feasible.vjp({0, 0, 1}).scores, {0, 0, 1}, 1e-9);
 }
 
+void test_copies() {
+  current_case = "copies go their own ways";
+  Graph first;
+  const Variables u = first.add_variables({1.0, 0.8});
+  Graph second = first;
+  first.add_xor(u.all());
+  second.add_budget(u.all(), 2);
+  check_same(first.solve().values, {0.6, 0.4}, 1e-9);
+  check_same(second.solve().values, {1, 0.8}, 1e-9);
+  Graph third = first;
+  third.add_variable(0.3);
+  check_same(third.solve().values, {0.6, 0.4, 0.3}, 1e-9);
+  check_same(first.solve().values, {0.6, 0.4}, 1e-9);
+}
+
+void test_threads() {
+  current_case = "the first solve by several threads";
+  Random random(5);
+  const Graph fg = matching(normal(random, 20), 4, 5, false);
+  std::vector<std::vector<double>> values(4);
+  std::vector<std::thread> threads;
+  for (auto& own : values) threads.emplace_back([&] { own = fg.solve().values; });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& own : values) CHECK(!own.empty() && own == values[0]);
+}
+
 template <class Call>
 void check_refused(const char* part, Call call) {
   current_case = part;
@@ -297,6 +340,11 @@ void test_refusals() {
     narrow.add_variable(1);
     narrow.solve({}, Method::ad3);
   });
+  check_refused("add_sequence: the factor is too large", [] {
+    Graph large;
+    const int length = 1 << 20;
+    large.add_sequence(large.add_variables(std::vector<double>(length)).all(), length, 1, {0});
+  });
   check_refused("must come last", [&] {
     fg.add_sequence(u.all(), 3, 2, {1, 2, 3, 4});
     fg.solve({0, 0, -kInf, -kInf, 0, 0}, {});
@@ -312,6 +360,8 @@ int main() {
   test_gradients();
   test_linear_program();
   test_statuses();
+  test_copies();
+  test_threads();
   test_refusals();
   return factormax::test::finish();
 }

@@ -15,18 +15,29 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "factormax/batch.hpp"
-#include "factormax/graph_arrays.hpp"
+#include "factormax/model.hpp"
 #include "factormax/precision.hpp"
 
 namespace factormax {
+
+// A binary variable, or its negation.
+struct Literal {
+  int var = 0;
+  bool negated = false;
+
+  Literal operator~() const { return {var, !negated}; }
+};
 
 // Variables that were added together.
 struct Variables {
@@ -76,7 +87,7 @@ class FactorGraph {
     const Variables added{num_variables(), static_cast<int>(scores.size())};
     require_size("add_variables", scores_.size() + scores.size());
     scores_.insert(scores_.end(), scores.begin(), scores.end());
-    edit().resize(scores_.size());
+    compiled_ = std::make_shared<Compiled>();
     return added;
   }
   Literal add_variable(T score) { return add_variables({score})[0]; }
@@ -86,30 +97,25 @@ class FactorGraph {
   // ---- Factors of rows
 
   // Exactly one is on.
-  void add_xor(const Literals& u) { add_row("add_xor", u, T(1), T(1), RowKind::equality); }
-  void add_at_most_one(const Literals& u) {
-    add_row("add_at_most_one", u, T(1), T(1), RowKind::inequality);
-  }
+  void add_xor(const Literals& u) { add_sum("add_xor", u, 1, RowKind::equality); }
+  void add_at_most_one(const Literals& u) { add_sum("add_at_most_one", u, 1, RowKind::inequality); }
   // At least one is on.
-  void add_or(const Literals& u) { add_row("add_or", u, T(-1), T(-1), RowKind::inequality); }
+  void add_or(const Literals& u) { add_sum("add_or", u, -1, RowKind::inequality); }
   // All but the last on: then the last on.
   void add_imply(const Literals& u) {
-    std::vector<T> coefs(u.size(), T(1));
-    if (!coefs.empty()) coefs.back() = T(-1);
-    add_row("add_imply", u, coefs, static_cast<T>(u.size()) - 2, RowKind::inequality);
+    Row row = row_over(u, 1, static_cast<double>(u.size()) - 2, RowKind::inequality);
+    if (!u.empty()) row.coefs.back() = -1;
+    add_rows("add_imply", BlockKind::row, {row}, u);
   }
   // At most, at least, exactly so many are on.
   void add_budget(const Literals& u, int budget) {
-    require_count("add_budget", budget);
-    add_row("add_budget", u, T(1), static_cast<T>(budget), RowKind::inequality);
+    add_count("add_budget", u, 1, RowKind::inequality, budget);
   }
   void add_at_least(const Literals& u, int count) {
-    require_count("add_at_least", count);
-    add_row("add_at_least", u, T(-1), static_cast<T>(-count), RowKind::inequality);
+    add_count("add_at_least", u, -1, RowKind::inequality, count);
   }
   void add_exactly(const Literals& u, int count) {
-    require_count("add_exactly", count);
-    add_row("add_exactly", u, T(1), static_cast<T>(count), RowKind::equality);
+    add_count("add_exactly", u, 1, RowKind::equality, count);
   }
 
   // lower <= coefs . u <= upper. An infinite bound is none; equal bounds are an equation.
@@ -120,38 +126,35 @@ class FactorGraph {
       fail(name, "expected as many coefficients as literals, " + std::to_string(u.size()) +
                      ", got " + std::to_string(coefs.size()) + ".");
     }
-    T largest = 0;
     for (const T c : coefs) {
       if (!std::isfinite(c)) fail(name, "the coefficients must be finite.");
-      largest = std::max(largest, std::fabs(c));
     }
     const T inf = std::numeric_limits<T>::infinity();
     if (!(lower <= upper) || lower == inf || upper == -inf) {
       fail(name, "expected lower <= upper, got " + std::to_string(lower) + " and " +
                      std::to_string(upper) + ".");
     }
-    // Tolerances are in units of variables; a bound beyond all reason never binds.
-    const T scale = largest > 0 ? largest : T(1), most = T(1e30);
-    std::vector<T> up(coefs), down(coefs);
-    for (std::size_t k = 0; k < up.size(); ++k) down[k] = -(up[k] /= scale);
-    Arrays& a = edit();
-    a.row(u, down, std::min(-lower / scale, most), RowKind::inequality);
-    a.row(u, up, std::min(upper / scale, most), RowKind::inequality);
-    a.end_block(BlockKind::band, u);
+    Row below = row_over(u, -1, -1, RowKind::inequality);
+    Row above = row_over(u, 1, 1, RowKind::inequality);
+    below.coef_param = above.coef_param = 0;
+    below.bound_param = 1;
+    above.bound_param = 2;
+    add_rows(name, BlockKind::band, {below, above}, u, {1, 0, 0},
+             {{coefs.begin(), coefs.end()}, {double(lower)}, {double(upper)}});
   }
 
   // The last literal is the or of the others.
   void add_or_out(const Literals& u) {
     require_literals("add_or_out", u);
     if (u.size() < 2) fail("add_or_out", "expected at least 2 literals, got 1.");
-    Arrays& a = edit();
-    std::vector<T> coefs(u.size(), T(-1));
-    coefs.back() = T(1);
-    for (std::size_t k = 0; k + 1 < u.size(); ++k) {
-      a.row({u[k], u.back()}, {T(1), T(-1)}, T(0), RowKind::inequality);
+    const auto last = static_cast<std::int32_t>(u.size() - 1);
+    std::vector<Row> rows;  // of one other: it and the last are equal
+    for (std::int32_t k = 0; k < last && last > 1; ++k) {
+      rows.push_back({{k, last}, {1, -1}, 0, RowKind::inequality, -1, -1});
     }
-    a.row(u, coefs, T(0), RowKind::inequality);
-    a.end_block(BlockKind::or_out, u);
+    rows.push_back(row_over(u, -1, 0, last > 1 ? RowKind::inequality : RowKind::equality));
+    rows.back().coefs.back() = 1;
+    add_rows("add_or_out", BlockKind::or_out, std::move(rows), u);
   }
 
   // Adds `score` where both are on.
@@ -160,7 +163,7 @@ class FactorGraph {
     require_scores("add_pair", {score}, false);
     require_size("add_pair", 2 * (pair_scores_.size() + 1));
     const int index = static_cast<int>(pair_scores_.size());
-    edit().pair(first, second);
+    add("add_pair", Group(), {first, second});
     pair_scores_.push_back(score);
     return {true, index, 1};
   }
@@ -174,16 +177,16 @@ class FactorGraph {
     for (int i = 0; rows > columns && i < rows; ++i) {
       for (int j = 0; j < columns; ++j) wide[j * rows + i] = u[i * columns + j];
     }
-    edit().structured(OracleKind::matching, wide,
-                      {std::min(rows, columns), std::max(rows, columns)}, 0);
+    add_structured("add_matching", OracleKind::matching, wide,
+                   {std::min(rows, columns), std::max(rows, columns)});
   }
 
   // u: (words, words). u[m, h]: the head of m is h; u[m, m]: m hangs from the root.
   void add_dep_tree(const Literals& u, int words, bool projective = false,
                     bool single_root = false) {
     require_shape("add_dep_tree", u, {words, words});
-    edit().structured(projective ? OracleKind::projective_tree : OracleKind::tree, u,
-                      {words, single_root ? 1 : 0}, 0);
+    add_structured("add_dep_tree", projective ? OracleKind::projective_tree : OracleKind::tree, u,
+                   {words, single_root ? 1 : 0});
   }
 
   // u: (length, states), one state per step. transitions: (states, states), from-to, or
@@ -210,10 +213,9 @@ class FactorGraph {
     require_size(name, oracle_scores_.size() + own.size());
     const Scores added{false, static_cast<int>(oracle_scores_.size()),
                        static_cast<int>(own.size())};
-    edit().structured(
-        OracleKind::sequence, u,
-        {length, states, shared ? 0 : 1, initial.empty() ? 0 : 1, final.empty() ? 0 : 1},
-        added.size);
+    add_structured(name, OracleKind::sequence, u,
+                   {length, states, shared ? 0 : 1, initial.empty() ? 0 : 1, final.empty() ? 0 : 1},
+                   added.size);
     oracle_scores_.insert(oracle_scores_.end(), own.begin(), own.end());
     return added;
   }
@@ -256,11 +258,19 @@ class FactorGraph {
       fail("solve", "float can't resolve the bound of a linear program: use FactorGraph<double>.");
     }
     require_steps_last(scores);
-    return Solution(arrays_, std::move(scores), std::move(factor_scores), options, method);
+    return Solution(compiled(), std::move(scores), std::move(factor_scores), options, method);
   }
 
  private:
-  using Arrays = GraphArrays<T>;
+  using Numbers = std::vector<double>;
+
+  // The graph laid out, by the first solve after a change. Solutions keep it.
+  struct Compiled {
+    std::once_flag once;
+    std::shared_ptr<const Model> model;
+    std::vector<T> coef, rhs;
+    Numbers oracle_params;
+  };
 
   [[noreturn]] static void fail(const char* where, const std::string& what) {
     throw std::invalid_argument(std::string("FactorGraph::") + where + ": " + what);
@@ -274,11 +284,6 @@ class FactorGraph {
       }
     }
   }
-  static void require_count(const char* where, int count) {
-    if (count < 0) {
-      fail(where, "the count must be at least 0, got " + std::to_string(count) + ".");
-    }
-  }
   static void require_options(const Options& o) {
     if (!(o.tol > 0) || !(o.step_size > 0) || o.max_iter < 0 || o.max_inner_iter < 1) {
       fail("solve", "expected tol > 0, step_size > 0, max_iter >= 0 and max_inner_iter >= 1.");
@@ -290,7 +295,6 @@ class FactorGraph {
   }
   void require_literals(const char* where, const Literals& u) const {
     if (u.empty()) fail(where, "expected at least one literal, got none.");
-    require_size(where, arrays_->col.size() + arrays_->var.size() + 3 * u.size());
     std::vector<int> vars;
     for (const Literal l : u) {
       if (l.var < 0 || l.var >= num_variables()) {
@@ -316,18 +320,16 @@ class FactorGraph {
   }
 
   void require_steps_last(const std::vector<T>& scores) const {
-    const Arrays& a = *arrays_;
-    for (std::size_t f = 0; f < a.oracle_kind.size(); ++f) {
-      if (a.oracle_kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) continue;
-      const int states = a.shape[a.shape_ptr[f] + 1];
+    for (const Group& group : groups_) {
+      if (!group.structured || group.oracle != OracleKind::sequence) continue;
+      const std::vector<std::int64_t>& literals = group.parts[0].literals;
       for (std::size_t i = 0; i < scores.size(); i += scores_.size()) {
-        const auto is_off = [&](int j) {
-          return scores[i + j] == -std::numeric_limits<T>::infinity();
+        const auto is_off = [&](std::int64_t literal) {
+          return scores[i + literal / 2] == -std::numeric_limits<T>::infinity();
         };
         bool ended = false;
-        for (std::int32_t k = a.var_ptr[f]; k < a.var_ptr[f + 1]; k += states) {
-          const auto step = a.var.begin() + k;
-          const bool off = std::all_of(step, step + states, is_off);
+        for (auto step = literals.begin(); step != literals.end(); step += group.shape[1]) {
+          const bool off = std::all_of(step, step + group.shape[1], is_off);
           if (ended && !off) fail("add_sequence", "steps that are off must come last.");
           ended = off;
         }
@@ -335,24 +337,91 @@ class FactorGraph {
     }
   }
 
-  void add_row(const char* where, const Literals& u, const std::vector<T>& coefs, T bound,
-               RowKind kind) {
+  // coef times the sum of all literals (= or <=) bound.
+  static Row row_over(const Literals& u, double coef, double bound, RowKind kind) {
+    Row row{std::vector<std::int32_t>(u.size()), Numbers(u.size(), coef), bound, kind, -1, -1};
+    std::iota(row.literals.begin(), row.literals.end(), 0);
+    return row;
+  }
+  void add_sum(const char* where, const Literals& u, double sign, RowKind kind) {
+    add_rows(where, BlockKind::row, {row_over(u, sign, sign, kind)}, u);
+  }
+  void add_count(const char* where, const Literals& u, double sign, RowKind kind, int count) {
+    if (count < 0) {
+      fail(where, "the count must be at least 0, got " + std::to_string(count) + ".");
+    }
+    Row row = row_over(u, sign, sign, kind);
+    row.bound_param = 0;
+    add_rows(where, BlockKind::row, {row}, u, {0}, {{double(count)}});
+  }
+  void add_rows(const char* where, BlockKind block, std::vector<Row> rows, const Literals& u,
+                std::vector<std::uint8_t> per_literal = {},
+                const std::vector<Numbers>& params = {}) {
     require_literals(where, u);
-    Arrays& a = edit();
-    a.row(u, coefs, bound, kind);
-    a.end_block(BlockKind::row, u);
+    Group group;
+    group.rule = std::make_shared<const Rule>(
+        Rule{where, block, static_cast<int>(u.size()), std::move(per_literal), std::move(rows)});
+    add(where, std::move(group), u, params);
   }
-  void add_row(const char* where, const Literals& u, T coef, T bound, RowKind kind) {
-    add_row(where, u, std::vector<T>(u.size(), coef), bound, kind);
+  void add_structured(const char* where, OracleKind oracle, const Literals& u,
+                      std::vector<std::int32_t> shape, int num_scores = 0) {
+    const Span<const std::int32_t> sizes{shape.data(), static_cast<int>(shape.size())};
+    if (!fits(oracle, sizes, static_cast<std::int64_t>(u.size()), num_scores)) {
+      fail(where, "the factor is too large.");
+    }
+    Group group;
+    group.structured = true;
+    group.name = where;
+    group.oracle = oracle;
+    group.shape = std::move(shape);
+    group.num_scores = num_scores;
+    add(where, std::move(group), u);
+  }
+  // Factors of rows or pairs of one kind and size are one group; a structured one is a group.
+  void add(const char* where, Group group, const Literals& u,
+           const std::vector<Numbers>& params = {}) {
+    Place place{groups_.size(), params_.size()};
+    if (!group.structured) place = places_.insert({{where, u.size()}, place}).first->second;
+    if (place.group == groups_.size()) {
+      group.parts.push_back({false, 0, {0}, {0}, {static_cast<std::int64_t>(u.size())}, {0}, {}});
+      groups_.push_back(std::move(group));
+      params_.resize(params_.size() + params.size());
+    }
+    Part& part = groups_[place.group].parts[0];
+    ++part.outer[0];
+    for (const Literal l : u) part.literals.push_back(2 * std::int64_t(l.var) + l.negated);
+    for (std::size_t k = 0; k < params.size(); ++k) {
+      Numbers& all = params_[place.first_param + k];
+      all.insert(all.end(), params[k].begin(), params[k].end());
+    }
+    compiled_ = std::make_shared<Compiled>();
   }
 
-  // Solutions keep the arrays that they were found with.
-  Arrays& edit() {
-    if (arrays_.use_count() != 1) arrays_ = std::make_shared<Arrays>(*arrays_);
-    return *arrays_;
+  std::shared_ptr<const Compiled> compiled() const {
+    std::call_once(compiled_->once, [this] {
+      std::string error;
+      Compiled& c = *compiled_;
+      c.model = Model::make(num_variables(), groups_, error);
+      if (c.model == nullptr) fail("solve", error + ".");
+      std::vector<Param> params;
+      for (const Numbers& numbers : params_) params.push_back({numbers.data(), 0, 1});
+      c.coef.resize(c.model->num_entries());
+      c.rhs.resize(c.model->num_rows());
+      c.oracle_params.resize(c.model->num_structured());
+      c.model->write_coefs(params, 0, nullptr, c.coef.data());
+      c.model->write_bounds(params, 0, nullptr, c.rhs.data());
+      c.model->write_oracle_params(params, 0, c.oracle_params.data());
+    });
+    return compiled_;
   }
 
-  std::shared_ptr<Arrays> arrays_ = std::make_shared<Arrays>();
+  struct Place {
+    std::size_t group, first_param;
+  };
+  std::vector<Group> groups_;
+  std::vector<Numbers> params_;                                  // of the groups, in their order
+  std::map<std::pair<std::string, std::size_t>, Place> places_;  // of a kind and size
+  std::shared_ptr<Compiled> compiled_ = std::make_shared<Compiled>();
   std::vector<T> scores_, pair_scores_, oracle_scores_;
 };
 
@@ -373,13 +442,13 @@ class FactorGraph<T>::Solution {
   Status status(int instance = 0) const { return static_cast<Status>(status_[instance]); }
   bool converged(int instance = 0) const { return status(instance) == Status::converged; }
   T value(Literal l, int instance = 0) const {
-    const T v = values[std::size_t(instance) * arrays_->num_vars() + l.var];
+    const T v = values[std::size_t(instance) * compiled_->model->num_vars() + l.var];
     return l.negated ? 1 - v : v;
   }
   // Where a factor's part of `factor_values`, and of the gradient's `factor_scores`, begins.
   std::size_t offset(Scores scores, int instance = 0) const {
-    return std::size_t(instance) * arrays_->num_scores() +
-           (scores.of_pair ? scores.first : arrays_->num_pairs() + scores.first);
+    return std::size_t(instance) * compiled_->model->num_scores() +
+           (scores.of_pair ? scores.first : compiled_->model->num_pairs() + scores.first);
   }
 
   // The gradient with respect to all scores of a function with these gradients with respect to
@@ -427,14 +496,13 @@ class FactorGraph<T>::Solution {
  private:
   friend class FactorGraph<T>;
 
-  Solution(std::shared_ptr<const Arrays> arrays, std::vector<T> scores,
+  Solution(std::shared_ptr<const Compiled> compiled, std::vector<T> scores,
            std::vector<T> factor_scores, const Options& options, Method method)
       : linear_(method == Method::proximal || method == Method::ad3),
-        arrays_(std::move(arrays)),
-        isolated_(arrays_->isolated()),
+        compiled_(std::move(compiled)),
         scores_(std::move(scores)),
         factor_scores_(std::move(factor_scores)) {
-    const std::size_t b = scores_.size() / arrays_->num_vars();
+    const std::size_t b = scores_.size() / compiled_->model->num_vars();
     objective.resize(b);  // `batch` is its size
     const Problem<T> p = problem();
     values.resize(b * p.num_vars);
@@ -465,8 +533,10 @@ class FactorGraph<T>::Solution {
   }
 
   Problem<T> problem() const {
-    Problem<T> p = arrays_->problem();
-    p.block_isolated = isolated_.data();
+    Problem<T> p = compiled_->model->template problem<T>();
+    p.coef = {compiled_->coef.data(), 0};
+    p.rhs = {compiled_->rhs.data(), 0};
+    p.structured.param = {compiled_->oracle_params.data(), 0};
     p.eta_u = {scores_.data(), p.num_vars};
     const bool shared = factor_scores_.size() == static_cast<std::size_t>(p.num_scores());
     p.eta_v = {factor_scores_.data(), shared ? 0 : p.num_scores()};
@@ -474,8 +544,7 @@ class FactorGraph<T>::Solution {
   }
 
   bool linear_;
-  std::shared_ptr<const Arrays> arrays_;
-  std::vector<std::uint8_t> isolated_;
+  std::shared_ptr<const Compiled> compiled_;
   std::vector<T> scores_, factor_scores_;
   std::vector<std::int8_t> var_side_, row_side_;
   std::vector<std::int32_t> status_;
