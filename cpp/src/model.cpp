@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 namespace factormax {
 
@@ -44,6 +45,18 @@ bool is_sound(const Part& part) {
   return part.outer.size() == part.outer_strides.size() &&
          part.inner.size() == part.inner_strides.size() && product(part.outer) < kLimit &&
          product(part.inner) < kLimit;
+}
+
+bool are_same(const Row& a, const Row& b) {
+  return std::tie(a.literals, a.coefs, a.bound, a.kind, a.coef_param, a.bound_param) ==
+         std::tie(b.literals, b.coefs, b.bound, b.kind, b.coef_param, b.bound_param);
+}
+
+bool are_same(const Rule& a, const Rule& b) {
+  return std::tie(a.name, a.block, a.size, a.per_literal) ==
+             std::tie(b.name, b.block, b.size, b.per_literal) &&
+         std::equal(a.rows.begin(), a.rows.end(), b.rows.begin(), b.rows.end(),
+                    [](const Row& r, const Row& s) { return are_same(r, s); });
 }
 
 bool is_sound(const Rule& rule) {
@@ -98,7 +111,7 @@ double within_reason(double bound) { return std::min(std::max(bound, -1e30), 1e3
 std::shared_ptr<const Rule> held_rule() {
   static const std::shared_ptr<const Rule> rule = [] {
     auto made = std::make_shared<Rule>();
-    made->name = "held";
+    made->name = "a held variable";  // as no factor is called
     made->size = 1;
     made->rows.push_back({{0}, {1.0}, 1.0, RowKind::inequality, -1, -1});
     return made;
@@ -298,9 +311,7 @@ std::string Model::place_group(int g, const Literals& own) {
     param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));
   }
   if (own.count == 0) return "";
-  const auto same = [&](const Bundle& b) {
-    return b.rule->size == rule.size && b.rule->name == rule.name;
-  };
+  const auto same = [&](const Bundle& b) { return are_same(*b.rule, rule); };
   auto bundle = std::find_if(bundles_.begin(), bundles_.end(), same);
   if (bundle == bundles_.end()) bundle = bundles_.insert(bundle, Bundle{group.rule, {}, 0, 0, 0});
   bundle->groups.push_back(g);

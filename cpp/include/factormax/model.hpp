@@ -25,7 +25,7 @@ struct Row {
 
 // How a kind of factor over d literals becomes rows.
 struct Rule {
-  std::string name;  // rules of one name and size are one and the same
+  std::string name;
   BlockKind block = BlockKind::row;
   int size = 0;                           // d
   std::vector<std::uint8_t> per_literal;  // of each parameter: one number per literal, or one
