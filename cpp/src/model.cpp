@@ -59,12 +59,40 @@ bool are_same(const Rule& a, const Rule& b) {
                     [](const Row& r, const Row& s) { return are_same(r, s); });
 }
 
+bool is_band(const std::vector<Row>& rows) {
+  if (rows.size() != 2) return false;
+  Row below = rows[1];
+  for (double& coef : below.coefs) coef = -coef;
+  below.bound = rows[0].bound;
+  below.bound_param = rows[0].bound_param;
+  return below.kind == RowKind::inequality && are_same(rows[0], below);
+}
+
+// Whether they are the rows of an or, or of one of negated literals, which is an and. A single row
+// needs no kernel, and may be anything.
+bool is_or_out(const std::vector<Row>& rows, int size) {
+  if (rows.size() == 1) return true;
+  if (rows.size() != static_cast<std::size_t>(size) || rows[0].coefs.empty()) return false;
+  const int last = size - 1;
+  const double sign = rows[0].coefs[0] < 0 ? -1 : 1;
+  Row sum{{}, {}, sign < 0 ? size - 2.0 : 0.0, RowKind::inequality, -1, -1};
+  for (int k = 0; k < size; ++k) {
+    sum.literals.push_back(k);
+    sum.coefs.push_back(k < last ? -sign : sign);
+    const Row one{{k, last}, {sign, -sign}, 0, RowKind::inequality, -1, -1};
+    if (!are_same(rows[k], k < last ? one : sum)) return false;
+  }
+  return true;
+}
+
 bool is_sound(const Rule& rule) {
   if (rule.size < 0 || rule.rows.empty()) return false;
+  std::vector<const Row*> seen(static_cast<std::size_t>(rule.size));  // the row it was in
   for (const Row& row : rule.rows) {
     if (row.literals.size() != row.coefs.size()) return false;
     for (const std::int32_t l : row.literals) {
-      if (l < 0 || l >= rule.size) return false;
+      if (l < 0 || l >= rule.size || seen[l] == &row) return false;
+      seen[l] = &row;
     }
     const auto has = [&](int param, bool per_literal) {
       return param >= -1 && param < rule.num_params() &&
@@ -72,10 +100,9 @@ bool is_sound(const Rule& rule) {
     };
     if (!has(row.coef_param, true) || !has(row.bound_param, false)) return false;
   }
-  const std::size_t rows = rule.rows.size();
-  // A band has two rows of the same entries.
-  return rule.block != BlockKind::band ||
-         (rows == 2 && rule.rows[0].literals == rule.rows[1].literals);
+  return rule.block == BlockKind::band     ? is_band(rule.rows)
+         : rule.block == BlockKind::or_out ? is_or_out(rule.rows, rule.size)
+                                           : true;
 }
 
 // How much there is of all groups so far.
@@ -305,7 +332,7 @@ std::string Model::place_group(int g, const Literals& own) {
   }
   const Rule& rule = *group.rule;
   if (!is_sound(rule) || (own.count > 0 && own.size != rule.size)) {
-    return rule.name + ": its rows do not fit its variables";
+    return rule.name + ": its rows do not fit its variables or its block kind";
   }
   for (const std::uint8_t per_literal : rule.per_literal) {
     param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));

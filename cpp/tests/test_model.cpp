@@ -422,7 +422,7 @@ void test_refused_rules() {
   const auto check = [](const std::function<void(Rule&)>& change) {
     Rule rule = between_rule(BlockKind::band, 2);
     change(rule);
-    check_refused("Between: its rows do not fit its variables", 4,
+    check_refused("Between: its rows do not fit its variables or its block kind", 4,
                   {rows(rule, {strided(0, {1}, {0}, {2}, {1})})});
   };
   check([](Rule& rule) { rule.size = 3; });
@@ -431,6 +431,10 @@ void test_refused_rules() {
   check([](Rule& rule) { rule.rows.pop_back(); });  // a band has two
   check([](Rule& rule) { rule.rows[0].literals = {1, 0}; });
   check([](Rule& rule) { rule.rows[0].coefs = {1}; });
+  check([](Rule& rule) { rule.rows[0].coefs = {-1, -2}; });
+  check([](Rule& rule) { rule.rows[0].kind = RowKind::equality; });
+  check([](Rule& rule) { rule.rows[0].coef_param = -1; });
+  check([](Rule& rule) { rule.rows[1].literals = rule.rows[0].literals = {1, 1}; });
   check([](Rule& rule) { rule.rows[1].literals[0] = 2; });
   check([](Rule& rule) { rule.rows[1].literals[0] = -1; });
   check([](Rule& rule) { rule.rows[0].coef_param = 1; });  // which is of each factor
@@ -438,6 +442,37 @@ void test_refused_rules() {
   check([](Rule& rule) { rule.rows[0].coef_param = -2; });
   check([](Rule& rule) { rule.rows[0].bound_param = 0; });  // which is of each literal
   check([](Rule& rule) { rule.rows[0].bound_param = 3; });
+}
+
+void test_or_out_rules() {
+  current_case = "the rows of OrOut and AndOut";
+  const std::vector<Part> parts{strided(0, {1}, {0}, {3}, {1})};
+  const auto rule = [](double sign) {
+    const Numbers sum{-sign, -sign, sign};
+    return Rule{"OrOut",
+                BlockKind::or_out,
+                3,
+                {0},
+                {{{0, 2}, {sign, -sign}, 0, RowKind::inequality, -1, -1},
+                 {{1, 2}, {sign, -sign}, 0, RowKind::inequality, -1, -1},
+                 row(sum, sign < 0 ? 1 : 0)}};
+  };
+  make(3, {rows(rule(1), parts), rows(rule(-1), parts)});
+  const auto check = [&](const std::function<void(std::vector<Row>&)>& change) {
+    Rule bad = rule(1);
+    change(bad.rows);
+    check_refused("OrOut: its rows do not fit its variables or its block kind", 3,
+                  {rows(bad, parts)});
+  };
+  check([](auto& own) { own.pop_back(); });
+  check([](auto& own) { own.push_back(own[0]); });
+  check([](auto& own) { std::swap(own[0], own[1]); });
+  check([](auto& own) { own[0] = {}; });
+  check([](auto& own) { own[2] = {{0}, {-1}, 0, RowKind::inequality, -1, -1}; });
+  check([](auto& own) { own[1].coefs = {-1, 1}; });
+  check([](auto& own) { own[1].kind = RowKind::equality; });
+  check([](auto& own) { own[2].bound = 1; });
+  check([](auto& own) { own[2].bound_param = 0; });
 }
 
 void test_refused_structures() {
@@ -502,6 +537,7 @@ int main() {
   test_bounded();
   test_refused_variables();
   test_refused_rules();
+  test_or_out_rules();
   test_refused_structures();
   return factormax::test::finish();
 }

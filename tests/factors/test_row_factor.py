@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import factormax as fm
+from factormax._core import BlockKind
 from factormax.factors.base import Row, RowFactor
 from factormax.factors.params import take_literal_param, take_param
 from factormax.testing import check_factor
@@ -156,3 +157,31 @@ def test_gradients_in_torch():
     torch.manual_seed(0)
     scores = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(values, (scores,))
+
+
+@pytest.mark.parametrize(
+    "kind, rows",
+    [
+        (BlockKind.row, [Row([1.0, 1.0], 1.0, literals=[0, 0])]),
+        (BlockKind.row, [Row([1.0], 1.0, literals=[2])]),
+        (BlockKind.row, [Row([1.0, 1.0], 1.0, bound_param=0)]),
+        (BlockKind.row, []),
+        (BlockKind.band, [Row([1.0, 1.0], 1.0)]),
+        (BlockKind.band, [Row([-1.0, -2.0], 0.0), Row([1.0, 1.0], 1.0)]),
+        (BlockKind.or_out, [Row([1.0, 1.0], 1.0), Row([1.0, 1.0], 2.0)]),
+    ],
+)
+def test_rows_that_make_no_sense(kind, rows):
+    """A kernel would answer as if they were other rows."""
+
+    class Odd(RowFactor):
+        block_kind = kind
+
+        @classmethod
+        def rows(cls, d):
+            return rows
+
+    fg = fm.FactorGraph()
+    fg.add(Odd(fg.variable_from(np.zeros(2))))
+    with pytest.raises(fm.GraphError, match=r"Odd.*: its rows do not fit its variables or its bl"):
+        fg.solve()
