@@ -10,6 +10,8 @@ Write a graph in a few lines, solve it, and differentiate through the solution::
     u.value  # a sparse combination of matchings
 """
 
+from typing import Any
+
 from factormax import io, testing
 from factormax._core import get_num_threads
 from factormax.errors import (
@@ -91,3 +93,12 @@ __all__ = [
     "set_num_threads",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`factormax.nn`, which needs torch, is imported when it is first asked for."""
+    if name == "nn":
+        from importlib import import_module
+
+        return import_module("factormax.nn")
+    raise AttributeError(f"module 'factormax' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from factormax.variable import Variable
 __all__ = ["FactorGraph", "TorchFactorGraph"]
 
 F = TypeVar("F", bound=BaseFactor)
+OnFailure: TypeAlias = Literal["warn", "raise", "ignore"]
 MOST = 2**31 - 1  # that the core counts to
 
 
@@ -230,12 +231,12 @@ class FactorGraph:
     def solve(
         self,
         *,
-        method: str = "auto",
+        method: Literal["auto", "admm"] = "auto",
         tol: float = 1e-6,
         max_iter: int = 10_000,
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
-        on_failure: str = "warn",
+        on_failure: OnFailure = "warn",
         warm_start: Solution | None = None,
         temperature: ArrayLike | None = None,
     ) -> Solution:
@@ -247,7 +248,7 @@ class FactorGraph:
             max_iter: the most passes over the graph, for each instance.
             max_inner_iter: the most oracle calls a structured factor may take in one pass. At that
                 limit "auto" stops and returns what it has; "admm" goes on with the next pass.
-            step_size: of "admm".
+            step_size: step size; used only by `method="admm"`.
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             warm_start: an earlier solution of a graph of the same factors to start from.
             temperature: a positive number that divides all scores, those of the factors too, or one
@@ -300,13 +301,13 @@ class FactorGraph:
     def solve_map(
         self,
         *,
-        method: str = "auto",
+        method: Literal["auto", "ad3"] = "auto",
         tol: float = 1e-6,
         max_iter: int = 10_000,
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
-        surrogate: str | None = None,
-        on_failure: str = "warn",
+        surrogate: Literal["straight-through", "spigot"] | None = None,
+        on_failure: OnFailure = "warn",
         warm_start: Solution | None = None,
     ) -> Solution:
         """Finds the LP-MAP answer: the relaxation without the quadratic term.
@@ -320,7 +321,7 @@ class FactorGraph:
                 (relative to its size).
             max_iter: the most passes over the graph, for each instance.
             max_inner_iter: the most oracle calls a structured factor may take in one pass.
-            step_size: of "ad3".
+            step_size: step size; used only by `method="ad3"`.
             surrogate: the gradient of the answer, which is piecewise constant: None for the true
                 one, 0; "straight-through" hands the gradient on as it is; "spigot" hands on how
                 far the answer moves if it takes a step along the gradient and is projected back.
@@ -349,7 +350,7 @@ class FactorGraph:
         time_limit: float | None = None,
         tol: float = 1e-6,
         max_iter: int = 1000,
-        on_failure: str = "warn",
+        on_failure: OnFailure = "warn",
     ) -> Solution:
         """Finds the best structure, exactly: branch and bound over the LP-MAP relaxation.
 
@@ -363,8 +364,8 @@ class FactorGraph:
                 local search look at the clock between their steps. If either limit ends the
                 search, the answer is the best structure found (NaN if none was), and the status
                 says so.
-            tol: of a relaxation.
-            max_iter: passes of a relaxation.
+            tol: the tolerance of each relaxation.
+            max_iter: the most passes over the graph in each relaxation.
             on_failure: "warn", "raise" or "ignore" if nothing is proved.
         """
         checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, MAP_METHODS)
@@ -378,13 +379,13 @@ class FactorGraph:
     def loss(
         self,
         targets: Mapping[Variable, ArrayLike],
-        kind: str = "sparsemap",
+        kind: Literal["sparsemap", "perceptron", "hinge"] = "sparsemap",
         *,
         cost: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
         mask: ArrayLike | Mapping[Variable, ArrayLike] | None = None,
         tol: float = 1e-6,
         max_iter: int = 10_000,
-        on_failure: str = "warn",
+        on_failure: OnFailure = "warn",
         temperature: ArrayLike | None = None,
     ) -> Any:
         r"""A loss for each instance, `(*batch,)`: 0 where the target is what the graph answers.
@@ -406,7 +407,7 @@ class FactorGraph:
                 number, an array that fits the target, or a dict of them.
             mask: where it is False the target is not known: the best completion is taken there. A
                 boolean array that fits the target, or a dict of them.
-            tol: of the query.
+            tol: the tolerance of the query.
             max_iter: the most passes over the graph, for each instance.
             on_failure: "warn", "raise" or "ignore" if an instance does not converge.
             temperature: divides all scores, as in `solve`; the cost stays as it is.

@@ -42,6 +42,7 @@ class Details:
     primal_residual: Array
     dual_residual: Array
     tau: Array
+    engine: str = "cpu"
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +81,19 @@ class Solution:
     def multipliers(self) -> Array:
         """What a warm start begins from, `(batch size, multipliers)`."""
         return self.wrap(self.raw.tau)  # type: ignore[no-any-return]
+
+    @property
+    def engine(self) -> str:
+        """Where it was solved, such as "cpu"; and why, if that is not the device of the scores.
+
+        Example:
+            >>> import numpy as np, factormax as fm
+            >>> fg = fm.FactorGraph()
+            >>> u = fg.variable_from(np.zeros(3))
+            >>> fg.solve().engine
+            'cpu'
+        """
+        return self.raw.engine  # type: ignore[no-any-return]
 
     @property
     def converged(self) -> Array:
@@ -122,7 +136,8 @@ class Solution:
 
     def _require(self, word: str, *queries: str) -> None:
         if self.query not in queries:
-            raise GraphError(f"This solution has no {word}: that is of {' and '.join(queries)}.")
+            names = " and ".join([f"fg.{query}()" for query in queries])
+            raise GraphError(f"`{word}` is only available after {names}.")
 
     def _batch(self, array: Any) -> Array:
         return self.wrap(array.reshape(self.batch_shape))  # type: ignore[no-any-return]

@@ -809,9 +809,12 @@ def test_bad_scores(bad):
 
 def test_what_only_other_queries_have():
     fg, _ = hard_graph()
-    with pytest.raises(fm.GraphError, match=r"no upper_bound: that is of solve_map and decode"):
+    with pytest.raises(
+        fm.GraphError,
+        match=r"`upper_bound` is only available after fg.solve_map\(\) and fg.decode\(\)",
+    ):
         _ = fg.solve().upper_bound
-    with pytest.raises(fm.GraphError, match=r"no nodes: that is of decode"):
+    with pytest.raises(fm.GraphError, match=r"`nodes` is only available after fg.decode\(\)"):
         _ = fg.solve_map().nodes
 
 

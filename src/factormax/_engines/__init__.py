@@ -19,7 +19,7 @@ from factormax._raw import RawSolution
 from factormax.arrays import FloatArray
 from factormax.factors.base import BaseFactor
 
-__all__ = ["ENGINES", "Engine", "choose", "solve", "vjp"]
+__all__ = ["ENGINES", "Engine", "choose", "engine_of", "solve", "vjp"]
 
 
 class Engine(Protocol):
@@ -66,6 +66,12 @@ def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
             return engine, "" if engine.name == kind else reason
         reason = why
     raise NotImplementedError(reason)
+
+
+def engine_of(device: str) -> str:
+    """What `solution.engine` says of scores on this device that the CPU solved."""
+    kind = device.split(":")[0]
+    return "cpu" if kind == "cpu" else f"cpu (there is no engine for {kind})"
 
 
 def solve(inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ class StructuredLayer(nn.Module):
         scores: Tensor,
         target: Tensor,
         *,
-        kind: str = "sparsemap",
+        kind: Literal["sparsemap", "perceptron", "hinge"] = "sparsemap",
         cost: float | Tensor | None = None,
         mask: Mask = None,
         lengths: Lengths = None,
@@ -202,7 +202,7 @@ class StructuredLayer(nn.Module):
         self,
         scores: Tensor,
         *,
-        kind: str = "sparsemap",
+        kind: Literal["sparsemap", "perceptron", "hinge"] = "sparsemap",
         mask: Mask = None,
         lengths: Lengths = None,
         exact: bool = False,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from factormax import _engines
 from factormax._core import Numbers
+from factormax._engines import engine_of
 from factormax._fronts.torch.arrays import (
     TorchSpace,
     as_numpy,
@@ -244,6 +245,7 @@ def solve_traced(
         primal_residual=residuals[0].detach(),
         dual_residual=residuals[1].detach(),
         tau=tau.detach(),
+        engine=engine_of(str(first.device)),
     )
     shape = layout.batch_shape
     return Solution(_match_tensor(objective.reshape(shape), first), details, shape)
