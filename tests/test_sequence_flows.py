@@ -357,6 +357,61 @@ def test_float32_and_batches() -> None:
         np.testing.assert_array_equal(u.value[i, steps:], 0)
 
 
+def _padded(eta: Any, mask: Any, own: dict[str, Any], rows: bool) -> dict[str, Any]:
+    """The solution of a batch, and its gradients: by the marginals, and by all values."""
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta, mask=mask)
+    sequence = fg.add(fm.Sequence(u, **own))
+    if rows:
+        fg.add(fm.AtMostOne(u, axis=0))
+    solution = fg.solve(tol=1e-12, on_failure="raise")
+    # Numbers that do not depend on how many states there are.
+    d = np.sin(7 * eta)
+    d_v = np.broadcast_to(np.cos(9 * own["transitions"]), sequence.value.shape)
+    grads = solution.vjp({u: d, sequence: d_v})
+    answer = {"mu": u.value, "value": sequence.value, "by mu": solution.vjp({u: d})[u]}
+    answer |= {"by value": grads[u], "transitions": grads[sequence]}
+    return answer | {end: grads[sequence, end] for end in ("initial", "final") if end in own}
+
+
+@pytest.mark.usefixtures("by_flows")
+@pytest.mark.parametrize(("rows", "per_step"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("scale", [3, 0.3, 0.01])
+def test_states_that_are_masked_throughout_are_none(
+    rows: bool, per_step: bool, scale: float
+) -> None:
+    """Batches are padded with them: the same as alone, and as the sequence without them."""
+    rng = np.random.default_rng(11)
+    batch, length, states = 5, 7, 11
+    eta = scale * rng.normal(size=(batch, length, states))
+    shape = (length - 1, states, states) if per_step else (states, states)
+    own = {"transitions": 0.05 * scale * rng.normal(size=(batch, *shape))}
+    if not rows:
+        own |= {end: scale * rng.normal(size=(batch, states)) for end in ("initial", "final")}
+    here = [np.arange(states), np.arange(7), np.delete(np.arange(states), [0, 4, 5]),
+            np.array([1, 2, 3, 6, 7, 8, 10]), np.arange(3, 10)]  # fmt: skip
+    steps = [7, 5, 7, 1, 4]
+    mask = np.zeros(eta.shape, bool)
+    for i in range(batch):
+        mask[i, : steps[i], here[i]] = True
+    mask[2, 1, 3] = False  # a state that other steps have
+    together = _padded(eta, mask, own, rows)
+    assert not together["mu"][~mask].any() and not together["by value"][~mask].any()
+    for i in range(batch):
+        one = slice(i, i + 1)
+        alone = _padded(eta[one], mask[one], {k: v[one] for k, v in own.items()}, rows)
+        left = {k: v[one][..., here[i]] for k, v in own.items()}
+        left["transitions"] = left["transitions"][..., here[i], :]
+        without = _padded(eta[one][..., here[i]], mask[one][..., here[i]], left, rows)
+        for name, value in together.items():
+            np.testing.assert_array_equal(value[i], alone[name][0], err_msg=name)
+            kept = value[i][..., here[i]]
+            if name in ("value", "transitions"):
+                kept = kept[..., here[i], :]
+            np.testing.assert_allclose(kept, without[name][0], atol=1e-9, err_msg=name)
+            assert abs(kept).sum() == pytest.approx(abs(value[i]).sum(), abs=1e-12)
+
+
 def test_soft_prohibitions_do_not_blur_the_rest() -> None:
     """Scores of -1e9 are no part of the scale that tolerances are measured in."""
     eta, transitions = _scores(30, 8, 1e-3, 6, banded=False)

@@ -40,6 +40,8 @@ Case draw(Random& random, int length, int states, double scale, bool tied) {
       const int s = random.integer(0, states - 1);
       if (s > 0) c.x[t * states + s] = -inf;
     }
+    const int padding = random.integer(0, states - 1);  // a state that no step has
+    for (int t = 0; padding > 0 && t < steps; ++t) c.x[t * states + padding] = -inf;
   }
   if (random.integer(0, 2) == 0) {  // transitions are always left from a state to itself
     for (int t = 1; t < length; ++t) {

@@ -29,7 +29,7 @@ class FlowFace {
     listed_ = ws.take<std::int32_t>(L);
     state_ = ws.take<std::int32_t>(L * S);
     states_ = ws.take<std::int32_t>(L);
-    clean_ = false;
+    num_clean_ = -1;
     for (Span<double>* a :
          {&mu, &delta_, &base_, &left_, &right_, &node_, &reduced_, &best_, &give_, &inverse_}) {
       *a = ws.take<double>(L * S);
@@ -53,6 +53,13 @@ class FlowFace {
     path_ = ws.take<std::int32_t>(L);
   }
 
+  // From here on with the first so many states alone, as if there were no others.
+  void set_states(int states) {
+    if (states == shape_.states) return;
+    begin_empty(0);  // the lists number edges by the states there were
+    shape_.states = states;
+  }
+
   // Steps that are there, and the weights of the quadratic.
   void begin(int steps, const double* w) {
     steps_ = steps;
@@ -62,15 +69,17 @@ class FlowFace {
 
   // No edges, no flows.
   void begin_empty(int steps) {
-    if (clean_) {
-      for (int t = 0; t < shape_.length; ++t) clear_layer(t);
-    } else {
-      fill(inside, std::uint8_t(0));
-      fill(flow, 0.0);
+    if (num_clean_ < 0) {
       fill(listed_, 0);
-      clean_ = true;
+      num_clean_ = 0;
     }
+    for (int t = 0; t < shape_.length; ++t) clear_layer(t);
     steps_ = steps;
+    const int edges = steps * shape_.states * shape_.states;
+    if (edges <= num_clean_) return;
+    std::fill(inside.data + num_clean_, inside.data + edges, std::uint8_t(0));
+    std::fill(flow.data + num_clean_, flow.data + edges, 0.0);
+    num_clean_ = edges;
   }
 
   // Adds to the flow of an edge, which joins the face.
@@ -100,6 +109,14 @@ class FlowFace {
 
   int edge(int t, int i, int j) const { return (t * shape_.states + i) * shape_.states + j; }
   int sources(int t) const { return t == 0 ? 1 : shape_.states; }
+  // visit(a): each end of layer t that a path of the face passes, the source and the states on the
+  // left by their numbers, those on the right by S more.
+  template <class Visit>
+  void each_end(int t, const Visit& visit) const {
+    if (t == 0) visit(0);
+    for (const std::int32_t s : states(t - 1)) visit(s);
+    for (const std::int32_t s : states(t)) visit(shape_.states + s);
+  }
   int steps() const { return steps_; }
   const oracle::SequenceShape& shape() const { return shape_; }
 
@@ -171,10 +188,10 @@ class FlowFace {
 
   // The best path, from nothing.
   bool begin_at_best(const double* x, const double* eta_v) {
+    begin_empty(steps_);
     std::copy(x, x + steps_ * shape_.states, reduced_.data);
     if (!(forward(eta_v) > -std::numeric_limits<double>::infinity())) return false;
     trace(eta_v, 0);
-    begin_empty(steps_);
     for (int t = 0, from = 0; t < steps_; from = path_[t++]) add(edge(t, from, path_[t]), 1);
     return true;
   }
@@ -194,12 +211,16 @@ class FlowFace {
       const double *left = marginals + (t - 1) * S, *right = marginals + t * S;
       std::copy(left, left + S, need_.data);
       std::copy(right, right + S, need_.data + S);
-      int count = 0;
+      int count = 0, ends = 0;
+      for (int j = 0; j < S; ++j) {
+        stack_[ends] = j;
+        ends += right[j] > 0;
+      }
       for (int i = 0; i < S; ++i) {
         if (!(left[i] > 0)) continue;
         const double* score = scores(eta_v, t, i);
-        for (int j = 0; j < S; ++j) {
-          if (right[j] > 0 && score[j] > -std::numeric_limits<double>::infinity()) {
+        for (const std::int32_t j : stack_.first(ends)) {
+          if (score[j] > -std::numeric_limits<double>::infinity()) {
             ranked_[count++] = {score[j], edge(t, i, j)};
           }
         }
@@ -422,10 +443,10 @@ class FlowFace {
       int count = 0;
       for (const std::int32_t e : layer(t)) ranked_[count++] = {prior_[e], e};
       std::sort(ranked_.data, ranked_.data + count);
-      for (int k = 0; k < 2 * S; ++k) {
-        root_[k] = k;
-        head_[k] = -1;
-      }
+      each_end(t, [&](int a) {
+        root_[a] = a;
+        head_[a] = -1;
+      });
       int links = 0;
       for (int k = 0; k < count; ++k) {
         const int i = ranked_[k].edge / S - t * S, j = S + ranked_[k].edge % S;
@@ -466,16 +487,15 @@ class FlowFace {
     const int S = shape_.states;
     int parts = 0, size = 0;
     std::int32_t *child = child_.data + 2 * t * S, *parent = parent_.data + 2 * t * S;
-    for (int i = 0; i < sources(t); ++i) left_part_[t * S + i] = -1;
-    for (int j = 0; j < S; ++j) right_part_[t * S + j] = -1;
     const auto part = [&](int a) -> std::int32_t& {
       return a < S ? left_part_[t * S + a] : right_part_[t * S + a - S];
     };
-    for (int i = 0; i < sources(t); ++i) {
-      if (head_[i] < 0 || part(i) >= 0) continue;
+    each_end(t, [&](int a) { part(a) = -1; });
+    each_end(t, [&](int root) {
+      if (part(root) >= 0) return;
       int top = 0;
-      stack_[top++] = i;
-      part(i) = parts;
+      stack_[top++] = root;
+      part(root) = parts;
       while (top > 0) {
         const int at = stack_[--top];
         for (int k = head_[at]; k >= 0; k = next_[k]) {
@@ -488,7 +508,7 @@ class FlowFace {
         }
       }
       ++parts;
-    }
+    });
     parts_[t] = parts;
     tree_size_[t] = size;
   }
@@ -498,7 +518,8 @@ class FlowFace {
   void set_potentials(int t, const Score& score) {
     const int S = shape_.states;
     double *left = left_.data + t * S, *right = right_.data + t * S;
-    std::fill_n(left, S, 0.0);
+    left[0] = 0;
+    for (const std::int32_t s : states(t - 1)) left[s] = 0;
     const std::int32_t *child = child_.data + 2 * t * S, *parent = parent_.data + 2 * t * S;
     for (int k = 0; k < tree_size_[t]; ++k) {
       const int a = child[k], b = parent[k];
@@ -586,8 +607,8 @@ class FlowFace {
   template <class Score>
   void respond(const double* x, const Score& score, double total) {
     const int S = shape_.states;
-    fill(node_.first(steps_ * S), 0.0);
     for (int t = 0; t < steps_; ++t) {
+      std::fill_n(node_.data + t * S, parts_[t], 0.0);
       set_potentials(t, [&](int i, int j) { return score(t, i, j); });
     }
     for (int t = 0; t < steps_; ++t) {
@@ -646,8 +667,9 @@ class FlowFace {
     const int S = shape_.states;
     const bool whole = total != 0;
     for (int t = 0; t < steps_; ++t) {
-      for (int i = 0; i < sources(t); ++i) need_[i] = t == 0 ? total : mu[(t - 1) * S + i];
-      for (int j = 0; j < S; ++j) need_[S + j] = mu[t * S + j];
+      if (t == 0) need_[0] = total;
+      for (const std::int32_t s : states(t - 1)) need_[s] = mu[(t - 1) * S + s];
+      for (const std::int32_t s : states(t)) need_[S + s] = mu[t * S + s];
       if (whole) {
         for (int k = 0; k < tree_size_[t]; ++k) prior_[forest_edge(t, k)] = 0;
         for (const std::int32_t e : layer(t)) {
@@ -856,9 +878,9 @@ class FlowFace {
     for (int t = 0, from = 0; t < steps_; from = path_[t++]) {
       const int to = path_[t], e = edge(t, from, to);
       if (inside[e]) continue;
-      const int part = left_part_[t * S + from];
-      double amount = 1e-3 / S;
-      if (part >= 0 && part == right_part_[t * S + to]) amount = shift(t, from, S + to);
+      const bool both = (t == 0 || uses((t - 1) * S + from)) && uses(t * S + to);
+      const bool cycle = both && left_part_[t * S + from] == right_part_[t * S + to];
+      const double amount = cycle ? shift(t, from, S + to) : 1e-3 / S;
       enter(e);
       prior_[e] = amount + std::numeric_limits<double>::min();
     }
@@ -1027,7 +1049,7 @@ class FlowFace {
 
   oracle::SequenceShape shape_;
   int steps_ = 0;
-  bool clean_ = false;                         // nothing is inside but what is listed
+  int num_clean_ = -1;                         // edges of which none is inside but the listed
   Span<std::int32_t> list_, listed_;           // (L, S S), (L,) edges of a layer
   Span<std::int32_t> state_, states_;          // (L, S), (L,) states in use
   Span<double> prior_;                         // (L, S, S) flows that the forests prefer

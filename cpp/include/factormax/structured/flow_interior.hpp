@@ -36,6 +36,9 @@ class FlowInterior {
     clique_ = ws.take<double>(std::int64_t(S) * (S + 1));
   }
 
+  // From here on with the first so many states alone, as if there were no others.
+  void set_states(int states) { shape_.states = states; }
+
   // Edges and states that can't be part of a solution are left out, docs/math.md (69). Returns the
   // size of the scores of the others; 0 if there is no path. x: (L, S) with the scores of the
   // ends.

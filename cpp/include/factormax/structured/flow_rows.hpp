@@ -33,13 +33,13 @@ class FlowRows {
   }
 
   // The rows of an instance, at most kMost, all of whose variables are those of the sequence.
-  // local: their places in it.
-  template <class T>
-  void begin(const Instance<T>& p, const std::int32_t* local) {
+  // place(j): that of a variable in it.
+  template <class T, class Place>
+  void begin(const Instance<T>& p, const Place& place) {
     count_ = p.m;
     std::copy(p.ptr.data, p.ptr.data + p.m + 1, ptr_.data);
     for (int e = 0; e < p.ptr[p.m]; ++e) {
-      place_[e] = local[p.col[e]];
+      place_[e] = place(p.col[e]);
       coef_[e] = double(p.coef[e]);
     }
     for (int r = 0; r < p.m; ++r) {

@@ -1,5 +1,8 @@
 // SparseMAP of a sequence by the flows on its transitions, docs/math.md (62)-(69). An active set of
 // paths walks over many of them where scores are close to one another; the flows do not mind.
+//
+// States that are masked in every step, the padding of a batch, are none: the flows number the
+// others from 0 on, and scores, weights and marginals are packed and spread here.
 #pragma once
 
 #include "factormax/structured/flow_face.hpp"
@@ -17,8 +20,13 @@ class SequenceFlow {
   }
 
   void allocate(const oracle::SequenceShape& shape, Workspace& ws) {
+    shape_ = shape;
     face_.allocate(shape, ws);
     interior_.allocate(shape, ws);
+    state_ = ws.take<std::int32_t>(shape.states);
+    number_ = ws.take<std::int32_t>(shape.states);
+    theta_ = ws.take<double>(shape.initial_at());
+    w_ = ws.take<double>(shape.length * shape.states);
     x_ = ws.take<double>(shape.length * shape.states);
     path_ = ws.take<std::int32_t>(shape.length);
     level_ = ws.take<double>(shape.length);
@@ -26,28 +34,45 @@ class SequenceFlow {
     raised_ = ws.take<std::uint8_t>(shape.length * shape.states);
   }
 
-  const oracle::SequenceShape& shape() const { return face_.shape(); }
+  const oracle::SequenceShape& shape() const { return shape_; }
 
   // Nothing is known of the solution. x: -inf where masked.
   void begin(const double* x) {
-    steps_ = 0;
-    const int S = shape().states;
-    const auto here = [](double score) {
-      return score != -std::numeric_limits<double>::infinity();
+    const int S = shape_.states;
+    fill(number_, -1);
+    const auto any = [&](const double* here) {
+      bool found = false;
+      for (int s = 0; s < S; ++s) {
+        if (here[s] == -std::numeric_limits<double>::infinity()) continue;
+        found = true;
+        number_[s] = 0;
+      }
+      return found;
     };
-    while (steps_ < shape().length && std::any_of(x + steps_ * S, x + (steps_ + 1) * S, here)) {
-      ++steps_;
+    for (steps_ = 0; steps_ < shape_.length && any(x + steps_ * S);) ++steps_;
+    states_ = 0;
+    for (int s = 0; s < S; ++s) {
+      if (number_[s] < 0) continue;
+      state_[states_] = s;
+      number_[s] = states_++;
     }
+    face_.set_states(states_);
+    interior_.set_states(states_);
     start_ = Start::none;
+  }
+
+  // Where the flows have a variable of the sequence that is there.
+  int place(int k) const {
+    const int S = shape_.states;
+    return k / S * states_ + number_[k % S];
   }
 
   // The flows of a mixture of paths, to begin at.
   void begin_at(const StructureSet& set) {
-    const int S = shape().states;
     face_.begin_empty(steps_);
     for (int k = 0; k < set.count; ++k) {
       for (int t = 0, from = 0; t < steps_; ++t) {
-        const int to = set.on(k)[t] - t * S;
+        const int to = number_[set.on(k)[t] - t * shape_.states];
         face_.add(face_.edge(t, from, to), set.p[k]);
         from = to;
       }
@@ -62,16 +87,18 @@ class SequenceFlow {
   End solve(const double* x, const double* eta_v, const double* w, Control& control, bool may_poll,
             std::int64_t& calls, double* v) {
     load(x, eta_v);
+    const double* theta = transitions(eta_v);
+    w = weights(w);
     face_.begin(steps_, w);
     // Rows have changed the scores since `solve_beside`, but not by much.
-    if (start_ != Start::beside) size_ = interior_.screen(x_.data, eta_v, steps_, w);
+    if (start_ != Start::beside) size_ = interior_.screen(x_.data, theta, steps_, w);
     ++calls;
     if (size_ == 0) return End::no_structure;
-    const End end = find(eta_v, w, control, may_poll, calls);
+    const End end = find(theta, w, control, may_poll, calls);
     start_ = end == End::solved ? Start::solution : Start::none;
     if (end != End::solved) return end;
     take_mu(v);
-    for (int k = 0; k < steps_ * shape().states; ++k) v[k] = std::max(v[k], 0.0);
+    for (int k = 0; k < steps_ * shape_.states; ++k) v[k] = std::max(v[k], 0.0);
     return end;
   }
 
@@ -81,25 +108,27 @@ class SequenceFlow {
                     Control& control, bool may_poll, std::int64_t& calls) {
     start_ = Start::none;
     load(x, eta_v);
+    const double* theta = transitions(eta_v);
+    w = weights(w);
     face_.begin(steps_, w);
-    size_ = steps_ < 2 ? 0 : interior_.screen(x_.data, eta_v, steps_, w);
+    size_ = steps_ < 2 ? 0 : interior_.screen(x_.data, theta, steps_, w);
     ++calls;
     if (size_ <= kLarge || interior_.size_of_edges() > kWeak * size_) return false;
     double* mu = face_.mu.data;
-    if (!rows.approach(x_.data, mu, level_.data, steps_, shape().states, w)) return false;
-    face_.begin_at(mu, eta_v);
+    if (!rows.approach(x_.data, mu, level_.data, steps_, states_, w)) return false;
+    face_.begin_at(mu, theta);
     const auto pivot = [&] {
-      return face_.pivot(x_.data, eta_v, size_, kBeside, calls, control, may_poll,
-                         Beside{rows, eta_v, x_.data}) == FlowFace::Pivots::optimal;
+      return face_.pivot(x_.data, theta, size_, kBeside, calls, control, may_poll,
+                         Beside{rows, theta, x_.data}) == FlowFace::Pivots::optimal;
     };
     if (!pivot()) return false;
     // Where multipliers are not unique, those found may be at the edge of their set, where a state
     // that carries nothing looks as if it could. If it can't, then nothing but the multipliers
     // changes when its score rises a little: they move away from the edge.
-    const int places = steps_ * shape().states;
+    const int places = steps_ * states_;
     std::copy(mu, mu + places, mu_.data);
     rows.keep();
-    fill(raised_, std::uint8_t(0));
+    fill(raised_.first(places), std::uint8_t(0));
     const auto raise = [&](int k) {
       const bool empty = !raised_[k] && mu[k] <= kEmpty;
       if (empty) x_[k] += kRise * std::min(1.0, size_);
@@ -112,7 +141,7 @@ class SequenceFlow {
       load(x, eta_v);
       rows.restore(x_.data);
       if (!pivot()) return false;
-      fill(raised_, std::uint8_t(0));
+      fill(raised_.first(places), std::uint8_t(0));
       break;
     }
     face_.drop_states(raised_.data);
@@ -123,7 +152,7 @@ class SequenceFlow {
   // After `solve`, with the same scores: the face, for the derivative. error: of x.
   void complete(const double* x, const double* eta_v, double error) {
     load(x, eta_v);
-    face_.complete(x_.data, eta_v, std::max(kFace * size_, 4 * error),
+    face_.complete(x_.data, transitions(eta_v), std::max(kFace * size_, 4 * error),
                    std::max(2 * error, kFace * std::min(size_, 1.0)));
   }
 
@@ -131,6 +160,7 @@ class SequenceFlow {
 
   // y <- J y
   void apply(double* y) {
+    pack(y, y);
     face_.differentiate(y, [](int, int, int) { return 0.0; });
     take_mu(y);
   }
@@ -138,15 +168,14 @@ class SequenceFlow {
   // The response to changes of the scores, y: (L, S) and d_v of the factor's own; both overwritten.
   // The map is symmetric, so it serves the backward pass as well. docs/math.md (66).
   void respond(double* y, double* d_v) {
-    const oracle::SequenceShape& s = shape();
-    const int S = s.states;
     for_ends([&](int k, int score) { y[k] += d_v[score]; });
+    pack(y, y);
     face_.differentiate(
-        y, [&](int t, int i, int j) { return t > 0 ? d_v[s.transition_at(t, i) + j] : 0.0; });
+        y, [&](int t, int i, int j) { return t > 0 ? d_v[transition(t, i, j)] : 0.0; });
     take_mu(y);
-    std::fill(d_v, d_v + s.num_scores(), 0.0);
+    std::fill(d_v, d_v + shape_.num_scores(), 0.0);
     face_.differentiate_flows([&](int e, double value) {
-      if (e >= S * S) d_v[s.transition_at(e / (S * S), e / S % S) + e % S] += value;
+      if (e >= states_ * states_) d_v[transition(e)] += value;
     });
     for_ends([&](int k, int score) { d_v[score] = y[k]; });
   }
@@ -155,31 +184,29 @@ class SequenceFlow {
   // `solve` found.
   template <class Visit>
   void each_feature(const double* v, const Visit& visit) const {
-    const oracle::SequenceShape& s = shape();
-    const int S = s.states;
     face_.each_flow([&](int e, double flow) {
-      if (e >= S * S) visit(s.transition_at(e / (S * S), e / S % S) + e % S, flow);
+      if (e >= states_ * states_) visit(transition(e), flow);
     });
     for_ends([&](int k, int score) {
       if (v[k] > 0) visit(score, v[k]);
     });
   }
 
-  // What the backward pass needs: the forests of the face, as bits.
+  // What the backward pass needs: the forests of the face, as bits, the edges by the states that
+  // are there.
   static int num_flags(const oracle::SequenceShape& s) {
     return (s.length * s.states * s.states + 7) / 8;
   }
   void write_flags(std::uint8_t* flags) const {
-    std::fill_n(flags, num_flags(shape()), std::uint8_t(0));
+    std::fill_n(flags, num_flags(shape_), std::uint8_t(0));
     face_.each_forest_edge(
         [&](int e) { flags[e / 8] = static_cast<std::uint8_t>(flags[e / 8] | 1 << e % 8); });
   }
   // After `begin`. Returns false if no face has these edges.
   bool adopt(const std::uint8_t* flags, const double* w) {
-    face_.begin(steps_, w);
+    face_.begin(steps_, weights(w));
     face_.begin_empty(steps_);
-    const int S = shape().states;
-    const int edges = steps_ * S * S;
+    const int edges = steps_ * states_ * states_;
     for (int byte = 0; 8 * byte < edges; ++byte) {
       if (flags[byte] == 0) continue;
       for (int e = 8 * byte; e < std::min(8 * byte + 8, edges); ++e) {
@@ -194,11 +221,12 @@ class SequenceFlow {
   // that no later one uses. False if there is no room.
   bool list_paths(StructureSet& set) {
     start_ = Start::none;
-    for (int edges = steps_ * shape().states * shape().states; edges > 0; --edges) {
+    for (int edges = steps_ * states_ * states_; edges > 0; --edges) {
       const double amount = face_.peel(path_.data);
       if (amount == 0 || set.count > set.shape().vars) break;
       if (amount < 1e-15) continue;  // the rounding of an edge
       if (set.is_full()) return false;
+      for (int t = 0; t < steps_; ++t) path_[t] = state_[path_[t]];
       write_path(path_.data, set.on(set.count), set.features(set.count));
       set.adopt(amount);
     }
@@ -207,7 +235,7 @@ class SequenceFlow {
 
   // The path that is this 0/1 assignment: its states, or null if it is none.
   const std::int32_t* path_of(const double* assignment, const double* eta_v) {
-    const oracle::SequenceShape& s = shape();
+    const oracle::SequenceShape& s = shape_;
     double allowed = 0;  // or -inf
     for (int t = 0; t < steps_; ++t) {
       int on = 0;
@@ -226,7 +254,7 @@ class SequenceFlow {
   }
 
   void write_path(const std::int32_t* state, std::int32_t* on, std::int32_t* features) const {
-    const oracle::SequenceShape& s = shape();
+    const oracle::SequenceShape& s = shape_;
     for (int t = 0; t < s.length; ++t) on[t] = t < steps_ ? t * s.states + state[t] : -1;
     for (int t = 0; t <= s.length; ++t) features[t] = -1;
     for (int t = 1; t < steps_; ++t) {
@@ -255,22 +283,58 @@ class SequenceFlow {
   // The rows, for the pivots of the face.
   struct Beside {
     FlowRows& rows;
-    const double* eta_v;
+    const double* theta;
     double* x;
-    void settle(FlowFace& face) const { rows.settle(face, eta_v, x); }
+    void settle(FlowFace& face) const { rows.settle(face, theta, x); }
     FlowFace::Holds hold(const FlowFace& face) const { return rows.hold(face.mu.data, kHolds, x); }
   };
 
   void take_mu(double* v) const {
-    const int used = steps_ * shape().states;
-    std::copy(face_.mu.data, face_.mu.data + used, v);
-    std::fill(v + used, v + shape().length * shape().states, 0.0);
+    const double* mu = face_.mu.data;
+    std::fill_n(v, shape_.length * shape_.states, 0.0);
+    for (int t = 0; t < steps_; ++t) {
+      for (int k = 0; k < states_; ++k) v[t * shape_.states + state_[k]] = mu[t * states_ + k];
+    }
+  }
+
+  // From (L, S) to (L, states that are there), which may begin where the other does.
+  void pack(const double* all, double* out) const {
+    for (int t = 0; t < steps_; ++t) {
+      for (int k = 0; k < states_; ++k) out[t * states_ + k] = all[t * shape_.states + state_[k]];
+    }
+  }
+
+  // The weights and the transitions as the flows number states: the ones given, if all are there.
+  const double* weights(const double* w) {
+    if (states_ == shape_.states) return w;
+    pack(w, w_.data);
+    return w_.data;
+  }
+  const double* transitions(const double* eta_v) {
+    if (states_ == shape_.states) return eta_v;
+    double* to = theta_.data;
+    const int layers = shape_.per_step ? steps_ - 1 : 1;
+    for (int t = 1; t <= layers; ++t) {
+      for (int i = 0; i < states_; ++i) {
+        const double* from = eta_v + shape_.transition_at(t, state_[i]);
+        for (int j = 0; j < states_; ++j) *to++ = from[state_[j]];
+      }
+    }
+    return theta_.data;
+  }
+
+  // Where the score of an edge is; edges into the first step have none.
+  int transition(int t, int i, int j) const {
+    return shape_.transition_at(t, state_[i]) + state_[j];
+  }
+  int transition(int e) const {
+    return transition(e / (states_ * states_), e / states_ % states_, e % states_);
   }
 
   // visit(variable, score) of the scores of the first and the last state.
   template <class Visit>
   void for_ends(const Visit& visit) const {
-    const oracle::SequenceShape& s = shape();
+    const oracle::SequenceShape& s = shape_;
     for (int k = 0; s.has_initial && k < s.states; ++k) visit(k, s.initial_at() + k);
     for (int k = 0; s.has_final && k < s.states; ++k) {
       visit((steps_ - 1) * s.states + k, s.final_at() + k);
@@ -279,23 +343,24 @@ class SequenceFlow {
 
   // x with the scores of the ends, less the largest of each step: mu does not depend on it.
   void load(const double* x, const double* eta_v) {
-    const int S = shape().states;
     const double inf = std::numeric_limits<double>::infinity();
-    std::copy(x, x + steps_ * S, x_.data);
-    for_ends([&](int k, int score) { x_[k] += eta_v[score]; });
+    pack(x, x_.data);
+    for_ends([&](int k, int score) {
+      if (number_[k % shape_.states] >= 0) x_[place(k)] += eta_v[score];
+    });
     for (int t = 0; t < steps_; ++t) {
-      double *here = x_.data + t * S, most = -inf;
-      for (int s = 0; s < S; ++s) most = std::max(most, here[s]);
+      double *here = x_.data + t * states_, most = -inf;
+      for (int s = 0; s < states_; ++s) most = std::max(most, here[s]);
       if (most == -inf) continue;
-      for (int s = 0; s < S; ++s) here[s] -= most;
+      for (int s = 0; s < states_; ++s) here[s] -= most;
     }
   }
 
-  End find(const double* eta_v, const double* w, Control& control, bool may_poll,
+  End find(const double* theta, const double* w, Control& control, bool may_poll,
            std::int64_t& calls) {
     using Pivots = FlowFace::Pivots;
     const auto pivot = [&](int most) {
-      return face_.pivot(x_.data, eta_v, size_, most, calls, control, may_poll,
+      return face_.pivot(x_.data, theta, size_, most, calls, control, may_poll,
                          FlowFace::NothingBeside());
     };
     Pivots result = Pivots::open;
@@ -303,15 +368,15 @@ class SequenceFlow {
       result = pivot(kWarm);
     } else if (start_ == Start::beside) {
       result = pivot(kWarm);
-      if (result == Pivots::open) size_ = interior_.screen(x_.data, eta_v, steps_, w);
+      if (result == Pivots::open) size_ = interior_.screen(x_.data, theta, steps_, w);
     } else if (start_ == Start::paths && size_ > kLarge) {
       result = pivot(kFromPaths);
     } else if (size_ > 1 || steps_ == 1) {
-      if (!face_.begin_at_best(x_.data, eta_v)) return End::no_structure;
-      result = pivot(steps_ == 1 ? 4 * shape().states + kWarm : kWarm);
+      if (!face_.begin_at_best(x_.data, theta)) return End::no_structure;
+      result = pivot(steps_ == 1 ? 4 * states_ + kWarm : kWarm);
     }
     if (result == Pivots::open && steps_ > 1) {
-      interior_.begin(x_.data, eta_v, w, size_);
+      interior_.begin(x_.data, theta, w, size_);
       for (int iteration = 0; result == Pivots::open && iteration < kInterior; ++iteration) {
         if (control.stopped(may_poll)) return End::stopped;
         if (!interior_.iterate()) break;
@@ -324,18 +389,22 @@ class SequenceFlow {
       }
     }
     if (result == Pivots::open) {
-      if (!face_.begin_at_best(x_.data, eta_v)) return End::no_structure;
+      if (!face_.begin_at_best(x_.data, theta)) return End::no_structure;
       result = pivot(kLast);
     }
     if (result == Pivots::optimal) return End::solved;
     return result == Pivots::stopped ? End::stopped : End::failed;
   }
 
+  oracle::SequenceShape shape_;
   FlowFace face_;
   FlowInterior interior_;
-  int steps_ = 0;                                                           // that are there
+  int steps_ = 0, states_ = 0;                                              // that are there
   enum class Start { none, paths, solution, beside } start_ = Start::none;  // what `face_` holds
   double size_ = 1;                                                         // of the scores
+  Span<std::int32_t> state_;                                                // (states,)
+  Span<std::int32_t> number_;                                               // (S,) or -1
+  Span<double> theta_, w_;                                                  // packed
   Span<double> x_;                                                          // (L, S)
   Span<std::int32_t> path_;                                                 // (L,)
   Span<double> level_;                                                      // (L,)

@@ -233,7 +233,7 @@ class StructuredFactors {
       ++vars;
     });
     if (vars != p.n || !f.may_flow) return false;
-    rows_.begin(p, local.data);
+    rows_.begin(p, [&](std::int32_t j) { return f.flow.place(local[j]); });
     f.by_flow = f.flow.solve_beside(rows_, f.x.data, f.eta_v.data, f.w.data, control, may_poll,
                                     f.set.calls);
     for (int r = 0; f.by_flow && r < p.m; ++r) at.x[r] = T(rows_.tau[r] / p.scale[r]);
