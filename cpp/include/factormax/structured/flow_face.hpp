@@ -53,10 +53,9 @@ class FlowFace {
     path_ = ws.take<std::int32_t>(L);
   }
 
-  // From here on with the first so many states alone, as if there were no others.
+  // From here on with the first so many states alone, as if there were no others; no edges.
   void set_states(int states) {
-    if (states == shape_.states) return;
-    begin_empty(0);  // the lists number edges by the states there were
+    begin_empty(0);  // before the numbers of edges change
     shape_.states = states;
   }
 
