@@ -655,8 +655,14 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
 }
 
 template <class U>
-void extend(std::vector<U>& all, const std::vector<U>& part) {
-  all.insert(all.end(), part.begin(), part.end());
+void join(const std::vector<InstanceStructures>& parts, std::vector<U> InstanceStructures::* list,
+          std::vector<U>& all) {
+  std::size_t size = 0;
+  for (const InstanceStructures& part : parts) size += (part.*list).size();
+  all.reserve(size);
+  for (const InstanceStructures& part : parts) {
+    all.insert(all.end(), (part.*list).begin(), (part.*list).end());
+  }
 }
 
 }  // namespace
@@ -703,15 +709,13 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
   if (control.stop.load()) return;
-  for (const InstanceStructures& part : parts) {
-    extend(found.count, part.count);
-    extend(found.prob, part.prob);
-    extend(found.on, part.on);
-    extend(found.features, part.features);
-    extend(found.dense, part.dense);
-    extend(found.num_cuts, part.num_cuts);
-    extend(found.cuts, part.cuts);
-  }
+  join(parts, &InstanceStructures::count, found.count);
+  join(parts, &InstanceStructures::prob, found.prob);
+  join(parts, &InstanceStructures::on, found.on);
+  join(parts, &InstanceStructures::features, found.features);
+  join(parts, &InstanceStructures::dense, found.dense);
+  join(parts, &InstanceStructures::num_cuts, found.num_cuts);
+  join(parts, &InstanceStructures::cuts, found.cuts);
 }
 
 template <class T>

@@ -27,6 +27,7 @@ class FlowFace {
     prior_ = ws.take<double>(edges);
     list_ = ws.take<std::int32_t>(edges);
     listed_ = ws.take<std::int32_t>(L);
+    is_forest_ = ws.take<std::uint8_t>(L);
     state_ = ws.take<std::int32_t>(L * S);
     states_ = ws.take<std::int32_t>(L);
     num_clean_ = -1;
@@ -377,6 +378,7 @@ class FlowFace {
     if (inside[e]) return;
     const int area = shape_.states * shape_.states, t = e / area;
     inside[e] = 1;
+    is_forest_[t] = 0;
     list_[t * area + listed_[t]++] = e;
   }
   void clear_layer(int t) {
@@ -385,6 +387,7 @@ class FlowFace {
       flow[e] = 0;
     }
     listed_[t] = 0;
+    is_forest_[t] = 0;
   }
   void compact(int t) {
     const Span<std::int32_t> here = layer(t);
@@ -394,6 +397,7 @@ class FlowFace {
       kept += inside[e];
       if (!inside[e]) flow[e] = 0;
     }
+    if (kept < listed_[t]) is_forest_[t] = 0;
     listed_[t] = kept;
   }
 
@@ -439,26 +443,18 @@ class FlowFace {
     if (!prune()) return false;
     const int S = shape_.states;
     for (int t = 0; t < steps_; ++t) {
+      if (is_forest_[t]) continue;
       int count = 0;
       for (const std::int32_t e : layer(t)) ranked_[count++] = {prior_[e], e};
-      std::sort(ranked_.data, ranked_.data + count);
-      each_end(t, [&](int a) {
-        root_[a] = a;
-        head_[a] = -1;
-      });
-      int links = 0;
-      for (int k = 0; k < count; ++k) {
-        const int i = ranked_[k].edge / S - t * S, j = S + ranked_[k].edge % S;
-        const int a = find(i), b = find(j);
-        if (a == b) continue;
-        root_[a] = b;
-        link(i, j, links++);
-        link(j, i, links++);
+      // Which edges come first matters only if there are cycles.
+      is_forest_[t] = count < sources(t) + S && span(t, count) == count;
+      if (!is_forest_[t]) {
+        std::sort(ranked_.data, ranked_.data + count);
+        span(t, count);
       }
       number_parts(t);
-      if (eta_v == nullptr) continue;
+      if (is_forest_[t] || eta_v == nullptr) continue;
       set_potentials(t, [&](int i, int j) { return scores(eta_v, t, i)[j]; });
-      if (2 * count == links) continue;  // no cycles
       for (int k = 0; k < count; ++k) {
         const int i = ranked_[k].edge / S - t * S, j = ranked_[k].edge % S;
         const double off = left_[t * S + i] - right_[t * S + j] - scores(eta_v, t, i)[j];
@@ -467,6 +463,26 @@ class FlowFace {
     }
     factorise();
     return true;
+  }
+
+  // Links the ends of the first edges in `ranked_` that are of layer t, but for those that close a
+  // cycle; returns how many it linked.
+  int span(int t, int count) {
+    const int S = shape_.states;
+    each_end(t, [&](int a) {
+      root_[a] = a;
+      head_[a] = -1;
+    });
+    int links = 0;
+    for (const Ranked& ranked : ranked_.first(count)) {
+      const int i = ranked.edge / S - t * S, j = S + ranked.edge % S;
+      const int a = find(i), b = find(j);
+      if (a == b) continue;
+      root_[a] = b;
+      link(i, j, links++);
+      link(j, i, links++);
+    }
+    return links / 2;
   }
 
   int find(int a) const {
@@ -1050,6 +1066,7 @@ class FlowFace {
   int steps_ = 0;
   int num_clean_ = -1;                         // edges of which none is inside but the listed
   Span<std::int32_t> list_, listed_;           // (L, S S), (L,) edges of a layer
+  Span<std::uint8_t> is_forest_;               // (L,) known to have no cycles, its forest is all
   Span<std::int32_t> state_, states_;          // (L, S), (L,) states in use
   Span<double> prior_;                         // (L, S, S) flows that the forests prefer
   Span<double> delta_;                         // (L, S) W mu less its mean over the states in use
