@@ -16,7 +16,8 @@ from oracle import Problem, Structured, Term
 from structured_contract import SAME, Case
 
 import factormax as fm
-from factormax import engine
+from factormax._core import ByRows
+from factormax._engines import cpu
 
 TIGHT = {"tol": 1e-12, "max_iter": 5000}
 EXACT = 1e-9
@@ -888,7 +889,7 @@ def tied_sequence():
 @pytest.mark.parametrize("tied", [tied_table, tied_sequence])
 def test_variables_that_are_0_stay_so_in_the_derivative(tied, by_flows, monkeypatch):
     if by_flows:
-        monkeypatch.setattr(engine, "BY_ROWS", engine.ALWAYS)
+        monkeypatch.setattr(cpu, "BY_ROWS", ByRows.always)
     fg, u, jacobian = tied()
     solution = fg.solve(tol=1e-12, on_failure="raise")
     ours = [solution.vjp({u: d})[u] for d in np.eye(len(jacobian))]
