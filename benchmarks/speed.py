@@ -16,8 +16,10 @@ import torch
 import factormax as fm
 from benchmarks.exact import matching_qp, mrf_qp
 from benchmarks.timing import interleaved, table
-from factormax import compiled, engine
-from factormax.factors import base
+from factormax import _model
+from factormax._core import Model
+from factormax._engines.cpu import working_memory
+from factormax._fronts.numpy import start
 
 Section = tuple[str, dict[str, Any]]
 
@@ -236,9 +238,9 @@ def mrf(quick: bool) -> Section:
         return fg, u
 
     def compile_anew() -> None:
-        compiled._compile.cache_clear()
+        _model._remembered.clear()
         fg, _ = build()
-        compiled.compile_wiring(fg.wiring())
+        fg._model()
 
     def forward() -> torch.Tensor:
         fg, u = build()
@@ -269,24 +271,68 @@ def mrf(quick: bool) -> Section:
     return text, {"ms": {k: 1e3 * v for k, v in times.items()}, "error": error}
 
 
+def fixed(quick: bool) -> Section:
+    """What a call costs beside the solving: one small matching through torch, against a softmax."""
+    torch.manual_seed(0)
+    scores = torch.randn(5, 5, requires_grad=True)
+    grad = torch.randn(5, 5)
+    exact = matching_qp(scores.detach().double().numpy())
+    fg, u = build_matching(scores)
+    fg.solve()
+    error = float(np.abs(u.value.detach().numpy() - exact).max())
+    require(error <= 1e-5, f"the matching is off by {error}")
+
+    def matching() -> None:
+        fg, u = build_matching(scores)
+        fg.solve()
+        u.value.backward(grad)
+
+    def one_by_one() -> None:
+        fg = fm.FactorGraph()
+        u = fg.variable((25, 25))
+        for j in range(25):
+            fg.add(fm.Budget(u[:, j], 5))
+
+    contestants: dict[str, Callable[[], object]] = {
+        "softmax, forward + backward": lambda: torch.softmax(scores, 1).backward(grad),
+        "matching, build + forward + backward": matching,
+        "the same graph again, NumPy": build_matching(scores.detach().numpy())[0].solve,
+        "25 budgets, one by one": one_by_one,
+    }
+    turns = 20 if quick else 100
+    threads = torch.get_num_threads(), fm.get_num_threads()
+    torch.set_num_threads(1)
+    fm.set_num_threads(1)
+    times = interleaved(contestants, turns, in_a_row=dict.fromkeys(contestants, 10))
+    torch.set_num_threads(threads[0])
+    fm.set_num_threads(threads[1])
+    base = times["softmax, forward + backward"]
+    text = table(
+        "Fixed cost, 5x5, one thread (µs)",
+        ["", "factormax", "times a softmax"],
+        [[name, 1e6 * seconds, seconds / base] for name, seconds in times.items()],
+    )
+    return text, {"us": {k: 1e6 * v for k, v in times.items()}, "error": error}
+
+
 def building(quick: bool) -> Section:
     """What building and compiling a graph costs, beside solving it."""
     torch.manual_seed(0)
     scores = torch.randn(64, 20, 20, dtype=torch.float64)
 
-    def build() -> compiled.CompiledGraph:
+    def build() -> Model:
         fg, _ = build_matching(scores)
-        return compiled.compile_wiring(fg.wiring())
+        return fg._model()
 
-    def build_and_lower() -> None:  # which a solve does at first: it needs to know the dtype
-        build().lower(np.zeros(0), len(scores), np.dtype(np.float64))
+    def build_and_lower() -> None:  # as a solve does at first
+        fg, _ = build_matching(scores.numpy())
+        _ = start(fg).inputs.core
 
     fg, _ = build_matching(scores)
     turns = 3 if quick else 10
 
     def forget() -> None:
-        for remembered in (compiled._compile, compiled.parse_spec, base._whole_axes_last):
-            remembered.cache_clear()
+        _model._remembered.clear()
 
     contestants: dict[str, Callable[[], object]] = {
         "build, compile": build,
@@ -319,8 +365,7 @@ def scaling(quick: bool) -> Section:
         passes = int(solution.iterations)
         pass_us = 1e6 * seconds / passes
         incidences = members.size
-        numbers = engine.Numbers(fg._tensors[0].scores[None], np.zeros((1, 0)), fg.params(), None)
-        memory = engine.working_memory(fg.wiring(), numbers)
+        memory = working_memory(start(fg).inputs)
         rows.append(
             [n, incidences, passes, pass_us, 1e3 * pass_us / incidences, memory / incidences]
         )
@@ -370,6 +415,7 @@ SECTIONS: dict[str, Callable[[bool], Section]] = {
     "xor": xor,
     "mrf": mrf,
     "building": building,
+    "fixed": fixed,
     "scaling": scaling,
     "lpsmap": lpsmap,
 }

@@ -245,7 +245,7 @@ def test_wrong_answers_fail(case, monkeypatch):
     monkeypatch.setattr(checks, "build", of_other_scores)
     assert {"marginals", "objective"} <= labels(case, "solve")
     assert {"value"} <= labels(case, "map")
-    assert {"score", "best"} <= labels(case, "decode")
+    assert "score" in labels(case, "decode")
 
     def of_fewer_factors(given, convert=None):
         built = build(replace(given, terms=given.terms[1:]), convert)

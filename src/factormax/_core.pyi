@@ -125,6 +125,12 @@ class Inputs:
         """
 
     @property
+    def needs_a_look(self) -> bool:
+        """
+        Whether a score may have to be refused: NaN, +inf, or -inf of a factor.
+        """
+
+    @property
     def scores(self) -> Numbers: ...
 
     @property

@@ -84,7 +84,8 @@ class Task:
             graph._own_oracles(),
             device=device,
         )
-        self._check_scores(graph)
+        if self.inputs.core.needs_a_look:
+            self._check_scores(graph)
         self.temperature: FloatArray | None = None  # (B, 1)
         if temperature is not None:
             self.temperature = spread_temperature(temperature, self.batch_shape)
@@ -134,7 +135,7 @@ class Task:
 
     def factor_values(self) -> list[FloatArray]:
         """The marginals of the factors' scores, `(*batch, *shape as given)`."""
-        return self.layout.by_part(NumpySpace, self.raw.mu_v)
+        return self.layout.by_part(NumpySpace, self.raw.mu_v) if self.layout.parts else []
 
     @cached_property
     def listed(self) -> RawSolution:
@@ -236,7 +237,7 @@ class Task:
             )
             grad_u = (grad_u / self.temperature).astype(grad_u.dtype)
             grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
-        totals = self.layout.by_given(NumpySpace, grad_v)
+        totals = self.layout.by_given(NumpySpace, grad_v) if self.layout.parts else []
         return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
 
 
