@@ -19,7 +19,7 @@ from factormax import _core
 from factormax._core import BlockKind, Row
 from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.checks import shown
-from factormax.errors import GraphError, ShapeError
+from factormax.errors import FactormaxError, GraphError, ShapeError
 from factormax.factors.scores import Scores
 from factormax.scope import AnyPart, ListedPart, parts_index, parts_negated
 from factormax.variable import Variable
@@ -262,7 +262,10 @@ class BaseFactor:
     def _set_params(self, *params: Param) -> None:
         """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
         if not is_tracing():
-            self.check_params(params, self._size, self.name)
+            try:
+                self.check_params(params, self._size, self.kind)
+            except FactormaxError:  # say it again with the whole name, which takes time to make
+                self.check_params(params, self._size, self.name)
         self._params = params
 
     @classmethod

@@ -161,7 +161,7 @@ class Factor(StructuredFactor):
         return hasattr(self, "map_batch")
 
     def _own_scores(self, scores: ArrayLike) -> Scores:
-        given = as_scores(self.name, "scores", scores)
+        given = as_scores(self, "scores", scores)
         found, batch = tuple(given.shape), self.graph.batch_shape or ()
         if self.score_dims is not None and self.score_dims not in (
             len(found),

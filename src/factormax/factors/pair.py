@@ -64,7 +64,7 @@ class Pair(BaseFactor):
         parts = [_flat(end) for end in (first, second)]
         apart = not {w.position for w in first} & {w.position for w in second}
         self._keep(parts, shapes[0], apart)
-        given = as_scores(self.name, "scores", scores)
+        given = as_scores(self, "scores", scores)
         shape = self._group_shape
         if shape == () and tuple(given.shape) == (1,) and self.graph.batch_dims != 1:
             shape = (1,)  # with one batch dimension, it is that one that is broadcast

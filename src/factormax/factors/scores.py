@@ -48,14 +48,14 @@ class Scores:
         return f"{self.factor.name}: {self.label}"
 
 
-def as_scores(name: str, label: str, given: ArrayLike) -> Any:
+def as_scores(factor: BaseFactor, label: str, given: ArrayLike) -> Any:
     """The scores as an array or a tensor of real numbers."""
     array: Any = given if is_tensor(given) else np.asarray(given)
     if is_tracing():
         return array
     real = not array.is_complex() if is_tensor(array) else array.dtype.kind in "fiub"
     if not real:
-        raise GraphError(f"{name}: {label} must be real numbers, got dtype {array.dtype}.")
+        raise GraphError(f"{factor.name}: {label} must be real numbers, got dtype {array.dtype}.")
     return array
 
 
@@ -74,7 +74,7 @@ def take_scores(
     Raises:
         ShapeError: if they fit neither way.
     """
-    array = as_scores(factor.name, label, given)
+    array = as_scores(factor, label, given)
     found = tuple(array.shape)
     batch = factor.graph.batch_shape
     shared = len(found) <= len(shape)

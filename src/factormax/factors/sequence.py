@@ -60,7 +60,7 @@ class Sequence(StructuredFactor):
     ) -> None:
         self._take_structured(u)
         length, states = self.variable_shape
-        given = as_scores(self.name, "transitions", transitions)
+        given = as_scores(self, "transitions", transitions)
         shape = self._transition_shape(tuple(given.shape), length, states)
         parts = [take_scores(self, "transitions", given, shape, allow_minus_inf=True)]
         for label, scores in (("initial", initial), ("final", final)):

@@ -50,7 +50,7 @@ class SequenceBudget(StructuredFactor):
     def __init__(self, u: Variable, transitions: ArrayLike, budget: ArrayLike) -> None:
         self._take_structured(u)
         (length,) = self.variable_shape
-        given = as_scores(self.name, "transitions", transitions)
+        given = as_scores(self, "transitions", transitions)
         shape = self._transition_shape(tuple(given.shape), length)
         self._score_parts = (take_scores(self, "transitions", given, shape),)
         self._set_params(take_param(self, "budget", budget, ()))

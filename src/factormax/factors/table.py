@@ -52,7 +52,7 @@ class Table(StructuredFactor):
         sizes = tuple([u.shape[1] if several else u.size for u in self._given])
         if any(size == 0 for size in sizes):
             raise GraphError(f"{self.name}: a group has no states.")
-        given = as_scores(self.name, "scores", scores)
+        given = as_scores(self, "scores", scores)
         self._check_scores(tuple(given.shape), sizes)
         shape = (*self._group_shape, *sizes)
         self._score_parts = (take_scores(self, "scores", given, shape, allow_minus_inf=True),)
