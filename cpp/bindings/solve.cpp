@@ -518,12 +518,12 @@ void bind_inputs(nb::module_& m) {
           "oracle_params",
           [](nb::handle self) { return nb::cast<Inputs&>(self).oracle_params(self); },
           "The parameter of each structured factor, (1 | B, S); 0 where it has none.")
-      .def_prop_ro("needs_a_look",
-                   [](const Inputs& inputs) {
-                     return inputs.scores() == Numbers::bad ||
-                            inputs.factor_scores() != Numbers::finite;
-                   },
-                   "Whether a score may have to be refused: NaN, +inf, or -inf of a factor.")
+      .def_prop_ro(
+          "needs_a_look",
+          [](const Inputs& inputs) {
+            return inputs.scores() == Numbers::bad || inputs.factor_scores() != Numbers::finite;
+          },
+          "Whether a score may have to be refused: NaN, +inf, or -inf of a factor.")
       .def_prop_ro("scores", &Inputs::scores)
       .def_prop_ro("factor_scores", &Inputs::factor_scores)
       .def_prop_ro(
