@@ -12,9 +12,6 @@
 namespace factormax {
 namespace {
 
-template <class T>
-constexpr bool kIsDouble = std::numeric_limits<T>::digits > 24;
-
 // What it takes to solve a problem by the rows of its structured factors.
 template <class T>
 struct RowFormState {
@@ -283,7 +280,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
     result.primal_residual = result.dual_residual = now.primal_residual;
     const bool near = now.status == Status::max_iter || now.status == Status::stalled;
     if (now.status != Status::converged && !(near && now.primal_residual <= options.tol)) {
-      if (kIsDouble<T> || now.status != Status::stalled) return false;
+      if (Precision<T>::finest || now.status != Status::stalled) return false;
       result.status = Status::stalled;
       result.primal_residual = std::numeric_limits<double>::infinity();  // nothing to begin from
       write_result(result, i, out);
@@ -401,7 +398,7 @@ class ForwardWorker {
   void operator()(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
                   InstanceStructures* found, bool is_caller) {
     solve(i, options, warm, out, found, is_caller);
-    if constexpr (!kIsDouble<T>) {
+    if constexpr (!Precision<T>::finest) {
       const bool stalled = out.status[i] == static_cast<std::int32_t>(Status::stalled);
       if (control_.stop.load() || !stalled) return;
       try {

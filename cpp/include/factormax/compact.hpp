@@ -145,7 +145,8 @@ class CompactSolver {
         // A multiplier moves all the free variables of its row at once.
         rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
-      const T enough = kFine ? rounding : tol;  // float leaves what it can't resolve to double
+      const T enough =
+          Precision<T>::finest ? rounding : tol;  // float leaves what it can't resolve to double
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
@@ -246,7 +247,6 @@ class CompactSolver {
   }
 
  private:
-  static constexpr bool kFine = std::numeric_limits<T>::digits > 24;
   static constexpr T kDirect = 32;  // scores up to this size are solved at once
   static constexpr T kFirst = 16;   // larger ones are first scaled down to this,
   static constexpr T kStage = 4;    // then up by this, a power of two, until they are whole again

@@ -9,6 +9,8 @@ struct Precision;
 
 template <>
 struct Precision<double> {
+  // Whether there is none finer, to which what is not resolved could be left.
+  static constexpr bool finest = true;
   // Whether multipliers resolve the gap between a linear program's value and its bound.
   static constexpr bool solves_linear_programs = true;
   // Whether sums over the hundreds of pairs of a variable keep enough digits.
@@ -35,6 +37,7 @@ struct Precision<double> {
 
 template <>
 struct Precision<float> {
+  static constexpr bool finest = false;
   static constexpr bool solves_linear_programs = false;
   static constexpr bool adds_many_pairs = false;
   static constexpr bool resolves_flat_systems = false;
