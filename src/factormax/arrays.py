@@ -21,7 +21,6 @@ __all__ = [
     "is_tensor",
     "is_tracing",
     "may_be_traced",
-    "spread",
     "to_numpy",
 ]
 
@@ -65,13 +64,6 @@ def grad_mode_keeper() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return call
 
     return keep
-
-
-def spread(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A copy, broadcast to the shape; for small arrays faster than NumPy's view."""
-    out = np.empty(shape, array.dtype)
-    out[...] = array
-    return out
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:

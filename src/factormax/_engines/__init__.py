@@ -18,6 +18,7 @@ from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax.arrays import FloatArray
 from factormax.factors.base import BaseFactor
+from factormax.factors.structured import StructuredFactor
 
 __all__ = ["ENGINES", "Engine", "choose", "engine_of", "solve", "vjp"]
 
@@ -57,7 +58,7 @@ def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
     if inputs.device == "cpu":
         return ENGINES[-1], ""
     kind = inputs.device.split(":")[0]
-    reason = "" if kind == "cpu" else f"there is no engine for {kind}"
+    reason = f"there is no engine for {kind}"
     for engine in ENGINES:
         if engine.name not in (kind, "cpu"):
             continue
@@ -69,9 +70,9 @@ def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
 
 
 def engine_of(device: str) -> str:
-    """What `solution.engine` says of scores on this device that the CPU solved."""
+    """What `solution.engine` says of scores on this device that a compiled function solved."""
     kind = device.split(":")[0]
-    return "cpu" if kind == "cpu" else f"cpu (there is no engine for {kind})"
+    return "cpu" if kind == "cpu" else f"cpu (a compiled solve on {kind} has no engine)"
 
 
 def solve(inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
@@ -107,7 +108,10 @@ def vjp(
 
 def _check_masks(inputs: Inputs) -> None:
     """Raises where a structured factor can't do without what is masked."""
+    assert inputs.here is not None
+    nothing = StructuredFactor.__dict__["_check_mask"].__func__
     for factor in structured_of(inputs.model):
         own: Any = BaseFactor._registry.get(factor.name)
-        if own is not None and inputs.here is not None:
+        # Most have no rule, and thousands of tables must not cost a look at each.
+        if own is not None and own._check_mask.__func__ is not nothing:
             own._check_mask(inputs.here[:, factor.variables], tuple(factor.shape.tolist()))
