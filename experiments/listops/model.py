@@ -35,7 +35,7 @@ class Tagger(nn.Module):
             takes the gold tree; both know nothing of the tokens, and have no BiLSTM.
         hidden: the size of embeddings and hidden layers; the BiLSTM has half of it each way.
         budget: the most dependents a token may have, for "tree+budget".
-        **settings: of `LatentTree`.
+        **settings: passed to `LatentTree`.
     """
 
     def __init__(self, model: str, *, hidden: int = 50, budget: int = 5, **settings: Any) -> None:
@@ -104,7 +104,7 @@ class LatentTree(nn.Module):
         budget: the most dependents of a token; None: no bound, and the layer is SparseMAP.
         temperature: what the scores are divided by. At 1 the marginals are spread out at first, so
             that nearly all arcs have a gradient.
-        **options: of `FactorGraph.solve`.
+        **options: passed to `FactorGraph.solve`.
 
     Shapes:
         scores and marginals `(batch, modifier, head)`; `present` `(batch, n)`.

@@ -34,7 +34,7 @@ class ListOps(Task):
         model: the name of the model.
         batch_size: expressions in a batch.
         limit: use only this many training expressions.
-        **settings: of `Tagger`.
+        **settings: passed to `Tagger`.
     """
 
     name: ClassVar[str] = "listops"

@@ -29,7 +29,7 @@ class Multilabel(Task):
             seeds. 0: nothing is, and the last epoch counts.
         threshold: the least confidence; None: the best on validation, after each epoch anew.
         limit: use only this many training examples (before any are held out).
-        **settings: of `Labeller`.
+        **settings: passed to `Labeller`.
     """
 
     name: ClassVar[str] = "multilabel"

@@ -403,8 +403,8 @@ class FactorGraph:
             targets: 0/1 arrays `(*batch, *shape)` for variables or slices; together they cover
                 every variable, masked ones aside. The factors' parts are worked out from them.
             kind: "sparsemap", "perceptron" or "hinge".
-            cost: of "hinge", for a variable that differs: 1 by default (the Hamming cost); a
-                number, an array that fits the target, or a dict of them.
+            cost: what a variable that differs costs; used only by `kind="hinge"`. 1 by default
+                (the Hamming cost); a number, an array that fits the target, or a dict of them.
             mask: where it is False the target is not known: the best completion is taken there. A
                 boolean array that fits the target, or a dict of them.
             tol: the tolerance of the query.
