@@ -16,7 +16,7 @@ import torch
 import factormax as fm
 from benchmarks.exact import matching_qp, mrf_qp
 from benchmarks.timing import interleaved, table
-from factormax import _model
+from factormax import _form, _model
 from factormax._core import Model
 from factormax._engines.cpu import working_memory
 from factormax._fronts.numpy import start
@@ -238,9 +238,10 @@ def mrf(quick: bool) -> Section:
         return fg, u
 
     def compile_anew() -> None:
+        _form._remembered.clear()
         _model._remembered.clear()
         fg, _ = build()
-        fg._model()
+        fg._form().model
 
     def forward() -> torch.Tensor:
         fg, u = build()
@@ -322,7 +323,7 @@ def building(quick: bool) -> Section:
 
     def build() -> Model:
         fg, _ = build_matching(scores)
-        return fg._model()
+        return fg._form().model
 
     def build_and_lower() -> None:  # as a solve does at first
         fg, _ = build_matching(scores.numpy())
@@ -332,6 +333,7 @@ def building(quick: bool) -> Section:
     turns = 3 if quick else 10
 
     def forget() -> None:
+        _form._remembered.clear()
         _model._remembered.clear()
 
     contestants: dict[str, Callable[[], object]] = {

@@ -63,10 +63,19 @@ struct Buffer {
 
 // Hands the memory over to NumPy.
 template <class U>
+nb::capsule owner_of(Buffer<U>& buffer) {
+  return nb::capsule(buffer.data.release(),
+                     [](void* p) noexcept { delete[] static_cast<U*>(p); });
+}
+template <class U>
 NumpyMatrix<U> as_matrix(Buffer<U>&& buffer) {
-  U* data = buffer.data.release();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<U*>(p); });
-  return {data, {buffer.rows, buffer.columns}, owner};
+  U* data = buffer.data.get();
+  return {data, {buffer.rows, buffer.columns}, owner_of(buffer)};
+}
+template <class U>
+NumpyVector<U> as_vector(Buffer<U>&& buffer) {
+  U* data = buffer.data.get();
+  return {data, {buffer.size()}, owner_of(buffer)};
 }
 
 }  // namespace factormax::python

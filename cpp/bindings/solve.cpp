@@ -241,8 +241,19 @@ class Solution {
     }
   }
 
+  // One with room for the answers to these inputs.
+  explicit Solution(const Inputs& inputs)
+      : Solution(inputs.batch(), static_cast<std::size_t>(inputs.model().num_vars()),
+                 static_cast<std::size_t>(inputs.model().num_scores()),
+                 static_cast<std::size_t>(inputs.model().num_dual()), inputs.is_double()) {}
+
   bool is_double() const { return std::holds_alternative<Typed<double>>(numbers); }
   std::size_t batch() const { return var_side.rows; }
+  bool all_converged() const {
+    const std::int32_t* own = status.data.get();
+    const auto converged = static_cast<std::int32_t>(Status::converged);
+    return std::all_of(own, own + batch(), [&](std::int32_t code) { return code == converged; });
+  }
 
   template <class T>
   Outputs<T> outputs() {
@@ -432,7 +443,7 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
     if (!(residual.data[i] <= worst)) worst = residual.data[i];
   }
   return nb::make_tuple(as_matrix(std::move(grad_eta_u)), as_matrix(std::move(grad_eta_v)),
-                        as_matrix(std::move(residual)), worst);
+                        as_vector(std::move(residual)), worst);
 }
 
 // ---- Python
@@ -616,6 +627,7 @@ void bind_solution(nb::module_& m) {
   nb::class_<Solution>(m, "Solution", "The answers of a batch; it owns them.")
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, bool>(), nb::kw_only(),
            "batch"_a, "variables"_a, "scores"_a, "dual"_a, "wide"_a)
+      .def(nb::init<const Inputs&>(), "inputs"_a, "With room for the answers to these inputs.")
       .def_prop_ro("mu", real_matrix([](auto& own) -> auto& { return own.mu; }),
                    nb::sig("def mu(self) -> NDArray[numpy.floating]"))
       .def_prop_ro("mu_v", real_matrix([](auto& own) -> auto& { return own.mu_v; }),
@@ -632,6 +644,7 @@ void bind_solution(nb::module_& m) {
       .def_prop_ro("upper_bound", per_instance(&Solution::upper_bound))
       .def_prop_ro("iterations", per_instance(&Solution::iterations))
       .def_prop_ro("status", per_instance(&Solution::status))
+      .def_prop_ro("all_converged", &Solution::all_converged)
       .def_prop_ro("oracle_calls", per_instance(&Solution::oracle_calls))
       .def_prop_ro("integral",
                    [](nb::handle self) {

@@ -54,23 +54,26 @@ class Inputs:
         self.oracles = oracles
         self.held = held
         self.device = device
+        self._core: _core.Inputs | None = None
 
     def replace(self, **changes: Any) -> Inputs:
         """The same with other numbers."""
         names = ("model", "eta_u", "eta_v", "params", "mask", "oracles", "held", "device")
         return Inputs(**{name: getattr(self, name) for name in names} | changes)
 
-    @cached_property
+    @property
     def core(self) -> _core.Inputs:
         """As the core takes them: checked, with the rows worked out."""
-        return _core.Inputs(
-            self.model,
-            np.ascontiguousarray(self.eta_u),
-            np.ascontiguousarray(self.eta_v),
-            self.params,
-            None if self.mask is None else np.ascontiguousarray(self.mask),
-            None if self.held is None else np.ascontiguousarray(self.held),
-        )
+        if self._core is None:
+            self._core = _core.Inputs(
+                self.model,
+                np.ascontiguousarray(self.eta_u),
+                np.ascontiguousarray(self.eta_v),
+                self.params,
+                None if self.mask is None else np.ascontiguousarray(self.mask),
+                None if self.held is None else np.ascontiguousarray(self.held),
+            )
+        return self._core
 
     @property
     def batch(self) -> int:
@@ -148,7 +151,7 @@ class Inputs:
         if not self.oracles:
             return self
         kept = self.replace(oracles=())
-        kept.__dict__["core"] = self.core
+        kept._core = self.core
         return kept
 
     def instance(self, i: int) -> Inputs:

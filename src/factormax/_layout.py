@@ -105,7 +105,7 @@ class Layout:
         parts: list[Scores],
     ) -> None:
         self.batch_shape = batch_shape
-        self.batch = math.prod(batch_shape)
+        self.batch = math.prod(batch_shape)  # B
         self.tensors = tensors
         self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
 
@@ -119,13 +119,15 @@ class Layout:
 
     def flat_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
         """`(B, n)`, from arrays `(*batch, *shape)` in this dtype; None is zero."""
+        if len(scores) == 1 and scores[0] is not None:
+            return scores[0].reshape((self.batch, self.tensors[0].size))
         columns = [
             xp.zeros((self.batch, t.size), dtype=dtype)
             if s is None
             else s.reshape((self.batch, t.size))
             for s, t in zip(scores, self.tensors, strict=True)
         ]
-        return columns[0] if len(columns) == 1 else xp.joined(columns)
+        return xp.joined(columns)
 
     def flat_factor_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
         """`(1 | B, P)`: one row, if all instances share all of them."""
@@ -141,9 +143,7 @@ class Layout:
         return columns[0] if len(columns) == 1 else xp.joined(columns)
 
     def flat_mask(self, xp: Any, masks: list[Any]) -> Any:
-        """`(B, n)`; None if there is none."""
-        if all([mask is None for mask in masks]):
-            return None
+        """`(B, n)`; a mask that is None is True everywhere."""
         columns = [
             xp.ones((self.batch, t.size))
             if mask is None

@@ -5,9 +5,9 @@ with the same factors, as a training loop does, share it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from factormax._core import Model
 from factormax.errors import GraphError
@@ -15,13 +15,48 @@ from factormax.errors import GraphError
 if TYPE_CHECKING:
     from factormax.factors.base import BaseFactor
 
-__all__ = ["model_of"]
+__all__ = ["Remembered", "is_large", "model_of"]
 
-_MOST = 64  # models that are remembered
+T = TypeVar("T")
+
 _LARGEST = 200_000  # variables of all factors together; larger ones are remembered by their graph
 
-_remembered: OrderedDict[tuple[Any, ...], Model] = OrderedDict()
-_lock = Lock()
+
+class Remembered(Generic[T]):
+    """What was found last, by a key; the least recently used is forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> T | None:
+        """What was kept under this key; None if it is not there."""
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None:
+                self._found.move_to_end(key)
+            return found
+
+    def keep(self, key: Hashable, value: T) -> None:
+        """Remembers it."""
+        with self._lock:
+            self._found[key] = value
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._found.clear()
+
+
+_remembered: Remembered[Model] = Remembered(64)
+
+
+def is_large(factors: Sequence[BaseFactor]) -> bool:
+    """Whether these are too many to remember what was made of them."""
+    return sum([f._count * f._size for f in factors]) > _LARGEST
 
 
 def model_of(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
@@ -30,20 +65,13 @@ def model_of(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
     Raises:
         GraphError: if they make no sense together.
     """
-    if sum([f._count * f._size for f in factors]) > _LARGEST:
-        return _compiled(num_variables, factors)
     key = (num_variables, *[f._key for f in factors])
-    with _lock:
-        found = _remembered.get(key)
-        if found is not None:
-            _remembered.move_to_end(key)
-            return found
-    made = _compiled(num_variables, factors)
-    with _lock:
-        _remembered[key] = made
-        while len(_remembered) > _MOST:
-            _remembered.popitem(last=False)
-    return made
+    found = _remembered.get(key)
+    if found is None:
+        found = _compiled(num_variables, factors)
+        if not is_large(factors):
+            _remembered.keep(key, found)
+    return found
 
 
 def _compiled(num_variables: int, factors: Sequence[BaseFactor]) -> Model:

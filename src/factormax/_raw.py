@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -54,29 +55,33 @@ class RawSolution(_core.Solution):
         engine: where it was found, and why there.
     """
 
-    def __init__(self, batch: int, n: int, scores: int, dual: int, dtype: Any) -> None:
-        super().__init__(
-            batch=batch, variables=n, scores=scores, dual=dual, wide=bool(dtype == np.float64)
-        )
-        self.nodes: npt.NDArray[np.int64] | None = None
-        self.proofs: dict[int, Proof] = {}
-        self.engine = "cpu"
+    nodes: npt.NDArray[np.int64] | None = None
+    proofs: Mapping[int, Proof] = MappingProxyType({})
+    engine: str = "cpu"
+
+    @classmethod
+    def of_size(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:
+        """An empty one."""
+        wide = bool(dtype == np.float64)
+        return cls(batch=batch, variables=n, scores=scores, dual=dual, wide=wide)
 
     @classmethod
     def like(cls, other: RawSolution, batch: int, dtype: Any) -> RawSolution:
         """An empty one, of the sizes of another."""
         n, scores, dual = other.mu.shape[1], other.mu_v.shape[1], other.tau.shape[1]
-        return cls(batch, n, scores, dual, dtype)
+        return cls.of_size(batch, n, scores, dual, dtype)
 
     def fill(self, parts: Sequence[RawSolution]) -> RawSolution:
         """Takes the answers of solutions, one after the other."""
         start = 0
+        proofs: dict[int, Proof] = {}
         for part in parts:
             stop = start + len(part.status)
             for name in _FIELDS:
                 getattr(self, name)[start:stop] = getattr(part, name)
-            self.proofs |= {start + i: proof for i, proof in part.proofs.items()}
+            proofs |= {start + i: proof for i, proof in part.proofs.items()}
             start = stop
+        self.proofs = proofs
         self.structures = joined_structures([part.structures for part in parts])
         self.engine = parts[0].engine
         return self
@@ -84,7 +89,7 @@ class RawSolution(_core.Solution):
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = {name: np.array(getattr(self, name)) for name in _FIELDS}
         lists = {name: np.array(getattr(self.structures, name)) for name in _LISTS}
-        return _restored, (arrays, lists, self.nodes, self.proofs, self.engine)
+        return _restored, (arrays, lists, self.nodes, dict(self.proofs), self.engine)
 
 
 def _restored(
@@ -92,7 +97,7 @@ def _restored(
 ) -> RawSolution:
     """From a pickle."""
     mu, mu_v, tau = (arrays[name] for name in ("mu", "mu_v", "tau"))
-    raw = RawSolution(len(mu), mu.shape[1], mu_v.shape[1], tau.shape[1], mu.dtype)
+    raw = RawSolution.of_size(len(mu), mu.shape[1], mu_v.shape[1], tau.shape[1], mu.dtype)
     for name in _FIELDS:
         getattr(raw, name)[...] = arrays[name]
     raw.structures = _core.Structures(**lists)

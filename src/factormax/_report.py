@@ -23,7 +23,7 @@ def report_failures(
 
     conflicts: the `Conflicts` of the infeasible instances, for messages to name; None: unknown.
     """
-    if on_failure == "ignore" or not np.count_nonzero(raw.status):  # CONVERGED is 0
+    if raw.all_converged or on_failure == "ignore":
         return
     failed = raw.status != Status.CONVERGED.code
     codes, counts = np.unique(raw.status[failed], return_counts=True)
@@ -45,10 +45,10 @@ def report_failures(
 
 
 def report_backward(
-    residual: npt.NDArray[np.float64], worst: float, dtype: Any, on_failure: str
+    residual: npt.NDArray[np.float64], worst: float, dtype: np.dtype[Any], on_failure: str
 ) -> None:
     """The same for the system of the backward pass, by how far off each instance is."""
-    limit = 1e-7 if dtype == np.float64 else 1e-3
+    limit = 1e-7 if dtype.itemsize == 8 else 1e-3
     if worst <= limit or on_failure == "ignore":  # NaN is no such number
         return
     failed = ~(residual <= limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from factormax import _engines
 from factormax._core import Numbers
 from factormax._inputs import Inputs
-from factormax._layout import Layout, NumpySpace
+from factormax._layout import NumpySpace
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax._report import report_backward, report_failures
@@ -64,27 +64,29 @@ class Task:
         temperature: npt.NDArray[Any] | None = None,
         device: str = "cpu",
     ) -> None:
-        self.layout = layout = Layout.of(graph)
+        self.form = form = graph._form()
+        self.layout = layout = form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        self.places: list[range] = []  # of each structured factor, among those of the core
-        self.slots: list[int] = []
-        for f in graph._structured:
-            self.places.append(range(len(self.slots), len(self.slots) + f._count))
-            self.slots += [f._slots] * f._count
-        self.groups = [f._group_shape for f in graph._structured]
-        eta_v = layout.flat_factor_scores(NumpySpace, factor_scores, dtype)
-        masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
-        self.inputs = Inputs(
-            graph._model(),
-            np.ascontiguousarray(layout.flat_scores(NumpySpace, scores, dtype)),
+        self._to_list: Inputs | None = None
+        eta_v = _no_scores(dtype)
+        if layout.parts:
             # A copy: the backward pass looks at the signs, whatever became of the caller's array.
-            np.array(eta_v, order="C") if eta_v.size else eta_v,
+            eta_v = np.array(layout.flat_factor_scores(NumpySpace, factor_scores, dtype), order="C")
+        mask = None
+        if graph._masked:
+            masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
+            mask = layout.flat_mask(NumpySpace, masks)
+        self.inputs = inputs = Inputs(
+            form.model,
+            np.ascontiguousarray(layout.flat_scores(NumpySpace, scores, dtype)),
+            eta_v,
             graph._params(),
-            layout.flat_mask(NumpySpace, masks),
-            graph._own_oracles(),
-            device=device,
+            mask,
+            graph._own_oracles() if graph._structured else (),
+            None,
+            device,
         )
-        if self.inputs.core.needs_a_look:
+        if inputs.core.needs_a_look:
             self._check_scores(graph)
         self.temperature: FloatArray | None = None  # (B, 1)
         if temperature is not None:
@@ -110,20 +112,20 @@ class Task:
 
     def run(self, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
-        self.ask(self.inputs, options, warm)
-        if options.surrogate is None:
+        raw = self.ask(self.inputs, options, warm)
+        if self.inputs.oracles and options.surrogate is None:
             self.forget_oracles()
-        return self.raw
+        return raw
 
     def ask(self, inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves with other numbers; the answer is then this task's."""
         self.options = options
-        self.raw = answer(inputs, options, warm)
-        self._to_list: Inputs | None = None
-        if self.places and not lists_structures(self.raw.structures):
+        self.raw = raw = answer(inputs, options, warm)
+        if self.form.places:
             # Copied: they may be the caller's, who may write into them before asking.
-            self._to_list = inputs.replace(eta_u=inputs.eta_u.copy())
-        return self.raw
+            all_there = lists_structures(raw.structures)
+            self._to_list = None if all_there else inputs.replace(eta_u=inputs.eta_u.copy())
+        return raw
 
     def forget_oracles(self) -> None:
         """The user's own oracles lead back to the graph."""
@@ -149,8 +151,9 @@ class Task:
     @cached_property
     def supports(self) -> list[Support]:
         """The structures of each structured factor."""
-        slots = np.array(self.slots, np.int64)
-        return [Support(self.listed.structures, own, slots, self.batch) for own in self.places]
+        slots = np.array(self.form.slots, np.int64)
+        listed = self.listed.structures
+        return [Support(listed, own, slots, self.batch) for own in self.form.places]
 
     def answers(
         self,
@@ -166,7 +169,7 @@ class Task:
 
     def shape_of(self, factor: int) -> tuple[int, ...]:
         """The batch, and the number of factors where one call made several."""
-        return (*self.batch_shape, *self.groups[factor])
+        return (*self.batch_shape, *self.form.groups[factor])
 
     def found(self, factor: int) -> tuple[Support, FloatArray]:
         """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
@@ -187,10 +190,10 @@ class Task:
         objective: npt.NDArray[Any] | None,
     ) -> Gradients:
         """From gradients of what `values` and `factor_values` gave to those of scores."""
-        dtype = self.raw.mu.dtype
+        dtype = self.inputs.eta_u.dtype
         grad_mu = self.layout.flat_scores(NumpySpace, grads, dtype)
         grad_mu_v = None
-        if any([g is not None for g in factor_grads]):
+        if factor_grads and any([g is not None for g in factor_grads]):
             grad_mu_v = self.layout.flat_factor_grads(NumpySpace, factor_grads, dtype)
         weight = None if objective is None else np.asarray(objective).reshape(self.batch)
         if self.options.linear:
@@ -211,7 +214,7 @@ class Task:
         grad_u, grad_v, residual, worst = _engines.vjp(
             self.inputs, raw, grad_mu, grad_mu_v, grad_prob
         )
-        report_backward(residual, worst, raw.mu.dtype, self.options.on_failure)
+        report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
         return (grad_u, grad_v) if weight is None else with_objective(raw, grad_u, grad_v, weight)
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
@@ -239,6 +242,12 @@ class Task:
             grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
         totals = self.layout.by_given(NumpySpace, grad_v) if self.layout.parts else []
         return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
+
+
+@lru_cache(maxsize=2)
+def _no_scores(dtype: Any) -> FloatArray:
+    """Those of factors without any."""
+    return np.zeros((1, 0), dtype)
 
 
 def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:

@@ -38,8 +38,7 @@ def is_tensor(value: object) -> bool:
 
 def is_tracing() -> bool:
     """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()
 
 
 def may_be_traced() -> bool:

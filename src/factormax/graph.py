@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from factormax._core import Model
-from factormax._model import model_of
+from factormax._form import Form, form_of
 from factormax._options import MAP_METHODS, METHODS, Options
 from factormax._report import warn_caller
 from factormax.arrays import (
@@ -47,15 +46,12 @@ class VariableTensor:
     """A whole tensor of variables, as it was given."""
 
     name: str
-    shape: tuple[int, ...]  # without batch dimensions
     start: int  # in the graph's list of variables
+    size: int
+    shape: tuple[int, ...]  # without batch dimensions
     scores: Any  # (*batch, *shape), or None for zero scores
     mask: Any  # broadcastable to that, or None
     variable: Variable
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 class FactorGraph:
@@ -95,9 +91,11 @@ class FactorGraph:
         self._factors: list[BaseFactor] = []
         self._made: list[BaseFactor] = []  # over its variables, and not added so far
         self._num_variables = 0
-        self._compiled: Model | None = None
+        self._masked = False  # whether any variable has a mask
+        self._uses_torch = False  # whether there are scores that are torch tensors
+        self._formed: Form | None = None
         self._structured: list[StructuredFactor] = []
-        self._parts: list[Scores] | None = None
+        self._parts: list[Scores] | None = []
         self._values: list[Any] | None = None
         self._traced: tuple[Any, ...] | None = None  # how a compiled function solved it
         self._factor_values: list[tuple[Scores, Any]] = []
@@ -105,7 +103,7 @@ class FactorGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: all but the compiled model, which is found again."""
-        return {**self.__dict__, "_compiled": None}
+        return {**self.__dict__, "_formed": None}
 
     # ---- building --------------------------------------------------------------------------------
 
@@ -126,12 +124,14 @@ class FactorGraph:
             ShapeError: if the batch dimensions do not fit those of earlier variables.
             GraphError: if the scores are no numbers, or of another library than earlier ones.
         """
-        label = name or self._default_name()
-        if isinstance(scores, np.ma.MaskedArray):
-            raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
-        given: Any = scores if is_tensor(scores) else np.asarray(scores)
-        self._check_library(label, given)
-        _check_numbers(label, given)
+        label = name or (self._default_name() if self._tensors else "u")
+        torch_scores = is_tensor(scores)
+        given: Any = scores if torch_scores else _as_array(label, scores)
+        if self._tensors:
+            self._check_library(label, torch_scores)
+        if given.is_complex() if torch_scores else given.dtype.kind not in "fiub":
+            raise GraphError(f"{label}: scores must be real numbers, got dtype {given.dtype}.")
+        self._uses_torch = self._uses_torch or torch_scores
         full = tuple(given.shape)
         k = self.batch_dims
         if len(full) < k:
@@ -148,6 +148,7 @@ class FactorGraph:
                 )
         if mask is not None:
             mask = _checked_mask(label, mask, full)
+            self._masked = True
         return self._append(label, full[k:], given, mask)
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
@@ -175,23 +176,30 @@ class FactorGraph:
         if factor._added:
             raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
         factor._added = True
-        if factor._score_parts and not is_tracing():
-            for part in factor._score_parts:
-                if is_tensor(part.given):
-                    self._check_library(factor, part.given)
+        if factor._score_parts:
+            self._take_scores(factor)
         self._factors.append(factor)
-        self._expect_no_more_of(factor)
-        self._compiled = self._parts = None
+        if self._made and self._made[-1] is factor:  # most often
+            self._made.pop()
+        else:
+            self._expect_no_more_of(factor)
+        self._formed = None
         if isinstance(factor, StructuredFactor):
             self._structured.append(factor)
         return factor
 
+    def _take_scores(self, factor: BaseFactor) -> None:
+        """Has a look at the scores of a factor that is added."""
+        self._parts = None
+        for part in factor._score_parts:
+            if is_tensor(part.given):
+                if not is_tracing():
+                    self._check_library(factor, True)
+                self._uses_torch = True
+
     def _expect_no_more_of(self, factor: BaseFactor) -> None:
         """No query warns that this factor was never added."""
-        if self._made and self._made[-1] is factor:
-            self._made.pop()
-        else:
-            self._made = [f for f in self._made if f is not factor]
+        self._made = [f for f in self._made if f is not factor]
 
     def _warn_of_forgotten(self) -> None:
         """Warns of factors that were made and never added, once."""
@@ -206,20 +214,20 @@ class FactorGraph:
             )
 
     def _default_name(self) -> str:
-        return "u" if not self._tensors else f"u{len(self._tensors)}"
+        return f"u{len(self._tensors)}" if self._tensors else "u"
 
     def _append(self, name: str, shape: tuple[int, ...], scores: Any, mask: Any) -> Variable:
         start = self._num_variables
         size = math.prod(shape)
         variable = Variable(self, len(self._tensors), View.whole(start, shape))
-        self._tensors.append(VariableTensor(name, shape, start, scores, mask, variable))
+        self._tensors.append(VariableTensor(name, start, size, shape, scores, mask, variable))
         self._num_variables = start + size
-        self._compiled = None
+        self._formed = None
         return variable
 
-    def _check_library(self, owner: str | BaseFactor, scores: Any) -> None:
+    def _check_library(self, owner: str | BaseFactor, torch_scores: bool) -> None:
         for other in self._tensors:
-            if other.scores is not None and is_tensor(other.scores) != is_tensor(scores):
+            if other.scores is not None and is_tensor(other.scores) != torch_scores:
                 label = owner if isinstance(owner, str) else owner.name
                 raise GraphError(
                     f"{label}: one graph holds NumPy arrays or torch tensors, not both; "
@@ -261,15 +269,13 @@ class FactorGraph:
             NotConvergedError: with `on_failure="raise"`; `InfeasibleError` where it is proved
                 that no assignment satisfies the factors.
         """
-        options = _checked_options(
-            method, tol, max_iter, max_inner_iter, step_size, on_failure, METHODS
-        )
-        return self._ask(options, warm_start, self._temperature(temperature))
+        options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
+        if temperature is not None:
+            temperature = self._checked_temperature(temperature)
+        return self._ask(options, warm_start, temperature)
 
-    def _temperature(self, temperature: ArrayLike | None) -> Any:
+    def _checked_temperature(self, temperature: ArrayLike) -> Any:
         """As an array, or as a tensor that may need a gradient."""
-        if temperature is None:
-            return None
         given = checked_temperature(temperature, self._known_batch_shape())
         if not is_tensor(given) or self._uses_torch:
             return given
@@ -285,17 +291,15 @@ class FactorGraph:
     ) -> Solution:
         if self._made and not is_tracing():
             self._warn_of_forgotten()
-        return self._front.solve(  # type: ignore[no-any-return]
-            self, options, warm_start, temperature
-        )
+        front = self._front()
+        return front.solve(self, options, warm_start, temperature)  # type: ignore[no-any-return]
 
-    @property
     def _front(self) -> Any:
         """What knows the library of the scores."""
         if self._uses_torch:
-            from factormax._fronts import torch as front
+            import factormax._fronts.torch as front
         else:
-            from factormax._fronts import numpy as front  # type: ignore[no-redef]
+            import factormax._fronts.numpy as front  # type: ignore[no-redef]
         return front
 
     def solve_map(
@@ -330,18 +334,18 @@ class FactorGraph:
         """
         one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
         checked = _checked_options(
-            method, tol, max_iter, max_inner_iter, step_size, on_failure, MAP_METHODS
+            method, tol, max_iter, max_inner_iter, step_size, on_failure, linear=True
         )
-        return self._ask(replace(checked, linear=True, surrogate=surrogate), warm_start)
+        return self._ask(replace(checked, surrogate=surrogate), warm_start)
 
     def _solve_whole(
         self, *, tol: float, max_iter: int, max_inner_iter: int, on_failure: str
     ) -> Solution:
         """The LP-MAP answer as a 0/1 structure, also where several tie; for the layers."""
         checked = _checked_options(
-            "auto", tol, max_iter, max_inner_iter, 1.0, on_failure, MAP_METHODS
+            "auto", tol, max_iter, max_inner_iter, 1.0, on_failure, linear=True
         )
-        return self._ask(replace(checked, linear=True, whole=True), None)
+        return self._ask(replace(checked, whole=True), None)
 
     def decode(
         self,
@@ -368,13 +372,13 @@ class FactorGraph:
             max_iter: the most passes over the graph in each relaxation.
             on_failure: "warn", "raise" or "ignore" if nothing is proved.
         """
-        checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, MAP_METHODS)
+        checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
         nodes = whole_number("max_nodes", max_nodes, 1, MOST)
         if isinstance(time_limit, float) and time_limit == math.inf:
             time_limit = None
         if time_limit is not None:
             time_limit = positive_number("time_limit", time_limit)
-        return self._ask(replace(checked, linear=True, search=(nodes, time_limit)), None)
+        return self._ask(replace(checked, search=(nodes, time_limit)), None)
 
     def loss(
         self,
@@ -437,34 +441,31 @@ class FactorGraph:
 
         if self._made:
             self._warn_of_forgotten()
-        options = _checked_options(
-            "auto", tol, max_iter, 100_000, 1.0, on_failure, {**METHODS, **MAP_METHODS}
-        )
+        linear = kind != "sparsemap"
+        options = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=linear)
         target = flat_target(self, targets, kind, cost, mask)
-        options = replace(options, linear=kind != "sparsemap")
-        return self._front.loss(self, target, options, self._temperature(temperature))
-
-    @property
-    def _uses_torch(self) -> bool:
-        """Whether the scores are torch tensors."""
-        given = [t.scores for t in self._tensors] + [part.given for part in self._score_parts()]
-        return any([is_tensor(scores) for scores in given])
+        if temperature is not None:
+            temperature = self._checked_temperature(temperature)
+        return self._front().loss(self, target, options, temperature)
 
     # ---- for the fronts --------------------------------------------------------------------------
 
-    def _model(self) -> Model:
+    def _form(self) -> Form:
         """What is in the graph, without the numbers."""
-        if self._compiled is None:
-            self._compiled = model_of(self._num_variables, self._factors)
-        return self._compiled
+        if self._formed is None:
+            self._formed = form_of(self)
+        return self._formed
 
     def _params(self) -> list[Any]:
         """The parameters of all factors."""
-        return [p for f in self._factors for p in f._params]
+        params: list[Any] = []
+        for f in self._factors:
+            params += f._params
+        return params
 
     def _own_oracles(self) -> tuple[Any, ...]:
         """For each structured factor that of the user's own, or None; () if there is none."""
-        if not any([isinstance(f, Factor) for f in self._structured]):
+        if not self._structured or not any([isinstance(f, Factor) for f in self._structured]):
             return ()
         own = [(f if isinstance(f, Factor) else None, f._count) for f in self._structured]
         return tuple([factor for factor, count in own for _ in range(count)])
@@ -555,7 +556,7 @@ class FactorGraph:
         for owner, answer in self._structures:
             if owner is factor:
                 if answer is None:  # found by a compiled solve, which does not list them
-                    self._front.list_structures(self)
+                    self._front().list_structures(self)
                     return self._answer_of(factor)
                 return answer
         raise GraphError(
@@ -623,12 +624,10 @@ def _slice_text(places: IndexArray, shape: tuple[int, ...]) -> str | None:
     return f"[{', '.join(texts)}]" if any(t != ":" for t in texts) else ""
 
 
-def _check_numbers(label: str, scores: Any) -> None:
-    if is_tensor(scores):
-        if scores.is_complex():
-            raise GraphError(f"{label}: scores must be real numbers, got dtype {scores.dtype}.")
-    elif scores.dtype.kind not in "fiub":
-        raise GraphError(f"{label}: scores must be real numbers, got dtype {scores.dtype}.")
+def _as_array(label: str, scores: Any) -> npt.NDArray[Any]:
+    if isinstance(scores, np.ma.MaskedArray):
+        raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
+    return np.asarray(scores)
 
 
 def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
@@ -647,27 +646,32 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
     return mask
 
 
-@lru_cache(maxsize=64, typed=True)
-def _options(method: str, *rest: Any) -> Options:
-    """Options that were checked, for a training loop that asks with the same again and again."""
-    return Options(method, *rest)
+def _checked_options(*given: Any, linear: bool = False) -> Options:
+    """The arguments of a query, if they make sense; in the order of `_made_options`."""
+    plain = tuple(map(type, given)) == (str, float, int, int, float, str)
+    make = _remembered_options if plain and not is_tracing() else _made_options
+    return make(*given, linear)
 
 
-def _checked_options(
+def _made_options(
     method: str,
     tol: float,
     max_iter: int,
     max_inner_iter: int,
     step_size: float,
     on_failure: str,
-    methods: Mapping[str, Any],
+    linear: bool,
 ) -> Options:
-    make = Options if is_tracing() else _options
-    return make(
-        one_of("method", method, methods),
+    return Options(
+        one_of("method", method, MAP_METHODS if linear else METHODS),
         positive_number("tol", tol),
         whole_number("max_iter", max_iter, 1, MOST),
         whole_number("max_inner_iter", max_inner_iter, 1, MOST),
         positive_number("step_size", step_size),
         one_of("on_failure", on_failure, ("warn", "raise", "ignore")),
+        linear,
     )
+
+
+#: For a training loop that asks with the same options again and again.
+_remembered_options = lru_cache(maxsize=64)(_made_options)

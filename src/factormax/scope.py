@@ -8,6 +8,7 @@ that change. The core expands them when it compiles a graph.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 from factormax import _core
 from factormax.arrays import IndexArray
 
-__all__ = ["ListedPart", "Part", "View", "parts_index", "parts_negated", "remembered_part"]
+__all__ = ["ListedPart", "Part", "Scope", "View", "parts_index", "parts_negated"]
 
 
 class View(NamedTuple):
@@ -129,11 +130,6 @@ class Part(NamedTuple):
         """How many variables each has, d."""
         return math.prod(self.inner)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells it from others, to look a graph up by."""
-        return self
-
     def places(self) -> IndexArray:
         """`(k, d)`, the variables."""
         full = strided_places(
@@ -157,10 +153,12 @@ class ListedPart:
         self.literals = literals
         self.factors, self.size = literals.shape
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells it from others, to look a graph up by."""
-        return self.literals.shape, self.literals.tobytes()
+    def __eq__(self, other: object) -> bool:
+        """Graphs are looked up by the parts of their factors."""
+        return isinstance(other, ListedPart) and np.array_equal(self.literals, other.literals)
+
+    def __hash__(self) -> int:
+        return hash((self.literals.shape, self.literals.tobytes()))
 
     def places(self) -> IndexArray:
         """`(k, d)`, the variables."""
@@ -175,13 +173,33 @@ class ListedPart:
         return _core.Part.listed(np.ascontiguousarray(self.literals, np.int64))
 
 
-@lru_cache(maxsize=1024)
-def remembered_part(view: View, negated: bool, inner: tuple[int, ...]) -> Part:
-    """`view.part(...)`, for graphs that are built again and again."""
-    return view.part(negated, inner)
-
-
 AnyPart: TypeAlias = "Part | ListedPart"
+
+
+class Scope(NamedTuple):
+    """The variables of the k factors of one call, d each: those of each part beside the others'."""
+
+    parts: tuple[AnyPart, ...]
+    factors: int  # k
+    size: int  # d
+    group_shape: tuple[int, ...]  # that `axis` leaves, of which k is the size
+
+    @classmethod
+    def of(cls, parts: Sequence[AnyPart], group_shape: tuple[int, ...]) -> Scope:
+        """That of these parts."""
+        return cls(tuple(parts), parts[0].factors, sum([p.size for p in parts]), group_shape)
+
+    @classmethod
+    def along(cls, view: View, negated: bool, axis: int | None) -> Scope:
+        """One factor over all variables of a view, or one along an axis, from 0."""
+        shape = view.shape
+        if axis is None:
+            return cls.of([view.part(negated, tuple(range(len(shape))))], ())
+        return cls.of([view.part(negated, (axis,))], shape[:axis] + shape[axis + 1 :])
+
+
+#: `Scope.along`, for graphs that are built again and again.
+remembered_scope = lru_cache(maxsize=1024)(Scope.along)
 
 
 def _slice(key: slice, size: int) -> tuple[int, int, int] | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
 from factormax.errors import ShapeError, VariableIndexError
-from factormax.scope import AnyPart, ListedPart, View, remembered_part
+from factormax.scope import AnyPart, ListedPart, View
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -77,9 +77,7 @@ class Variable:
     def part(self, inner: tuple[int, ...]) -> AnyPart:
         """As variables of factors: one for each place of the other axes, over those of `inner`."""
         if self.view is not None:
-            if is_tracing():
-                return self.view.part(self.negated, inner)
-            return remembered_part(self.view, self.negated, inner)
+            return self.view.part(self.negated, inner)
         outer = [a for a in range(self.ndim) if a not in inner]
         rows = math.prod([self.shape[a] for a in outer])
         literals = (2 * self.index + self.negated).transpose([*outer, *inner])

@@ -55,8 +55,6 @@ ENGINES: list[Engine] = [CpuEngine()]
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
     """The engine for these, and why it is not one on the device of the scores; "" if it is."""
-    if inputs.device == "cpu":
-        return ENGINES[-1], ""
     kind = inputs.device.split(":")[0]
     reason = f"there is no engine for {kind}"
     for engine in ENGINES:
@@ -86,6 +84,8 @@ def solve(inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
             )
     if inputs.model.num_structured and inputs.here is not None:
         _check_masks(inputs)
+    if inputs.device == "cpu":  # where every solution comes from that does not say otherwise
+        return ENGINES[-1].solve(inputs, options, warm)
     engine, reason = choose(inputs, options)
     raw = engine.solve(inputs, options, warm)
     raw.engine = f"{engine.name} ({reason})" if reason else engine.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import lru_cache
 from typing import Any
@@ -45,9 +46,11 @@ class CpuEngine:
 
     def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
         """The answers of a batch."""
+        if not inputs.oracles:
+            return _solve(inputs, options, warm, None)
         if inputs.batch > 1 and any([hasattr(o, "map_batch") for o in inputs.oracles]):
             return _solve_together(inputs, options, warm)
-        return _solve(inputs, options, warm, _callbacks(inputs) if inputs.oracles else None)
+        return _solve(inputs, options, warm, _callbacks(inputs))
 
     def vjp(
         self,
@@ -58,13 +61,10 @@ class CpuEngine:
         grad_prob: npt.NDArray[np.float64] | None,
     ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
         """The gradients of the scores."""
-        dtype = raw.mu.dtype
-        given_u, given_v = (
-            None if g is None else np.ascontiguousarray(g, dtype) for g in (grad_mu, grad_mu_v)
-        )
-        found = _core.vjp(inputs.core, raw, given_u, given_v, grad_prob)
-        grad_u, grad_v, residual, worst = found
-        return grad_u, grad_v, residual[:, 0], worst
+        dtype = inputs.eta_u.dtype
+        given_u = None if grad_mu is None else np.ascontiguousarray(grad_mu, dtype)
+        given_v = None if grad_mu_v is None else np.ascontiguousarray(grad_mu_v, dtype)
+        return _core.vjp(inputs.core, raw, given_u, given_v, grad_prob)
 
 
 def _solve(
@@ -75,22 +75,18 @@ def _solve(
         start = None if warm is None else warm.astype(np.float64)
         wide = _solve(inputs.wide(), options, start, oracles)
         return RawSolution.like(wide, inputs.batch, np.float32).fill([wide])
-    model = inputs.model if inputs.held is None else inputs.model.bounded
-    raw = RawSolution(
-        inputs.batch, model.num_variables, model.num_scores, model.num_dual, inputs.eta_u.dtype
-    )
-    place, fault = _core.solve(inputs.core, _settings_of(options), warm, oracles, raw)
+    core = inputs.core
+    raw = RawSolution(core)
+    seconds = math.inf
+    if options.deadline is not None:
+        seconds = max(options.deadline - time.monotonic(), 0.0)
+    settings = _settings(options, BY_ROWS, seconds)
+    place, fault = _core.solve(core, settings, warm, oracles, raw)
     if fault:
         raise GraphError(f"{inputs.oracles[place].name}: {_FAULTS[CallbackFault(fault)]}")
-    if np.count_nonzero(raw.status):  # not all converged
+    if not raw.all_converged:
         _take_proofs(raw)
     return raw
-
-
-def _settings_of(options: Options) -> Settings:
-    if options.deadline is None:
-        return _settings(options, BY_ROWS, np.inf)
-    return _settings(options, BY_ROWS, max(options.deadline - time.monotonic(), 0.0))
 
 
 @lru_cache(maxsize=64)
@@ -113,11 +109,13 @@ def _settings(options: Options, by_rows: ByRows, seconds: float) -> Settings:
 
 def _take_proofs(raw: RawSolution) -> None:
     """The core hands the certificate of an infeasible instance out in place of its multipliers."""
+    proofs = {}
     for i in np.flatnonzero(raw.status == Status.INFEASIBLE.code):
         cuts = raw.structures.num_cuts.reshape(len(raw.status), -1)[i]
         impossible = tuple(int(s) for s in np.flatnonzero(cuts == _NO_STRUCTURE))
-        raw.proofs[int(i)] = Proof(raw.tau[i].copy(), impossible)
+        proofs[int(i)] = Proof(raw.tau[i].copy(), impossible)
         raw.tau[i] = 0
+    raw.proofs = proofs
 
 
 def _callbacks(inputs: Inputs) -> list[Any]:

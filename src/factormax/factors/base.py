@@ -21,7 +21,14 @@ from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.checks import shown
 from factormax.errors import FactormaxError, GraphError, ShapeError
 from factormax.factors.scores import Scores
-from factormax.scope import AnyPart, ListedPart, parts_index, parts_negated
+from factormax.scope import (
+    AnyPart,
+    ListedPart,
+    Scope,
+    parts_index,
+    parts_negated,
+    remembered_scope,
+)
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
@@ -94,14 +101,17 @@ class BaseFactor:
                     f"{self.kind} takes a variable of a FactorGraph or a list of them, "
                     f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
                 )
+        first = given[0]
+        if len(given) == 1 and first.view is not None:  # most often
+            ndim = len(first.shape)
+            if axis is None or (type(axis) is int and -ndim <= axis < ndim):
+                along = Scope.along if is_tracing() else remembered_scope
+                last = axis if axis is None else axis % ndim
+                self._keep(along(first.view, first.negated, last), first.distinct)
+                return
+        shape: tuple[int, ...] = ()
         if axis is None:
-            parts = [u.part(tuple(range(len(u.shape)))) for u in given]
-            shape: tuple[int, ...] = ()
-        elif type(axis) is int and len(given) == 1 and -given[0].ndim <= axis < given[0].ndim:
-            (u,) = given  # most often
-            last = axis % u.ndim
-            parts = [u.part((last,))]
-            shape = u.shape[:last] + u.shape[last + 1 :]
+            parts = [u.part(tuple(range(u.ndim))) for u in given]
         else:
             axes = [self._last_axes(u, axis) for u in given]
             left = [_left(u.shape, last) for u, last in zip(given, axes, strict=True)]
@@ -112,22 +122,20 @@ class BaseFactor:
                     f"that axis, got {[u.shape for u in given]}."
                 )
             parts = [u.part(last) for u, last in zip(given, axes, strict=True)]
-        self._keep(parts, shape, len(given) == 1 and given[0].distinct)
+        self._keep(Scope.of(parts, shape), len(given) == 1 and first.distinct)
 
-    def _keep(self, parts: list[AnyPart], group_shape: tuple[int, ...], distinct: bool) -> None:
-        """Keeps the parts of its variables, and tells the graph of the factor."""
+    def _keep(self, scope: Scope, distinct: bool) -> None:
+        """Keeps what its variables are, and tells the graph of the factor."""
         given = self._given
-        self.graph = given[0].graph
-        if any([u.graph is not self.graph for u in given]):
+        self.graph = graph = given[0].graph
+        if len(given) > 1 and any([u.graph is not graph for u in given]):
             raise GraphError(f"{self.name}: the variables belong to different graphs.")
-        self._scope, self._group_shape = tuple(parts), group_shape
-        self._count = parts[0].factors
-        self._size = sum([p.size for p in parts])
+        self._scope, self._count, self._size, self._group_shape = scope
         if self._size == 0 and self._count > 0:
             raise GraphError(f"{self.name}: there is no variable in it.")
         if not distinct:
             self._check_distinct()
-        self.graph._made.append(self)
+        graph._made.append(self)
 
     def _take_side_by_side(
         self,
@@ -157,7 +165,7 @@ class BaseFactor:
                 f"by side make one factor for each position."
             )
         shape = self._common_shape(given)
-        self._keep([_column(u, shape) for u in given], shape, distinct=False)
+        self._keep(Scope.of([_column(u, shape) for u in given], shape), distinct=False)
 
     def _check_axis(self, axis: Any) -> None:
         axes = axis if isinstance(axis, tuple) else (axis,)
@@ -295,7 +303,10 @@ class RowFactor(BaseFactor):
         *others: Variable | int | tuple[int, ...],
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
-        self._take_side_by_side(variables, others, axis)
+        if others:
+            self._take_side_by_side(variables, others, axis)
+        else:
+            self._take(variables, axis)
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
@@ -320,7 +331,7 @@ class RowFactor(BaseFactor):
     @property
     def _key(self) -> tuple[Any, ...]:
         """What tells it from other factors, numbers aside."""
-        return self.rule(self._size), *[p.key for p in self._scope]
+        return self._rules.get(self._size) or self.rule(self._size), self._scope
 
     def _group(self) -> _core.Group:
         """The factor as the core takes it."""

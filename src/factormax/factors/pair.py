@@ -12,7 +12,7 @@ from factormax.arrays import ArrayLike
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import as_scores, take_scores
-from factormax.scope import AnyPart, ListedPart
+from factormax.scope import AnyPart, ListedPart, Scope
 from factormax.variable import Variable
 
 __all__ = ["Pair"]
@@ -63,7 +63,7 @@ class Pair(BaseFactor):
             )
         parts = [_flat(end) for end in (first, second)]
         apart = not {w.position for w in first} & {w.position for w in second}
-        self._keep(parts, shapes[0], apart)
+        self._keep(Scope.of(parts, shapes[0]), apart)
         given = as_scores(self, "scores", scores)
         shape = self._group_shape
         if shape == () and tuple(given.shape) == (1,) and self.graph.batch_dims != 1:
@@ -76,7 +76,7 @@ class Pair(BaseFactor):
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        return "Pair", *[p.key for p in self._scope]
+        return "Pair", self._scope
 
     def _group(self) -> _core.Group:
         return _core.Group.pairs([p.core() for p in self._scope])

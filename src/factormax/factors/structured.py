@@ -88,7 +88,7 @@ class StructuredFactor(BaseFactor):
             self._num_scores,
             self._slots,
             self._link,
-            *[p.key for p in self._scope],
+            self._scope,
         )
 
     def _group(self) -> _core.Group:

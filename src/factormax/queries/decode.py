@@ -347,7 +347,8 @@ class _Search:
 def decoded_solution(inputs: Inputs, found: list[Decoded]) -> RawSolution:
     """The answers of a batch, as the fronts take them."""
     model = inputs.model
-    raw = RawSolution(len(found), model.num_variables, model.num_scores, 0, inputs.eta_u.dtype)
+    dtype = inputs.eta_u.dtype
+    raw = RawSolution.of_size(len(found), model.num_variables, model.num_scores, 0, dtype)
     raw.var_side[...] = 0
     raw.primal_residual[...] = 0
     for i, d in enumerate(found):
@@ -358,9 +359,8 @@ def decoded_solution(inputs: Inputs, found: list[Decoded]) -> RawSolution:
         raw.iterations[i], raw.oracle_calls[i] = d.passes, d.calls
         raw.status[i] = d.status.code
         raw.integral[i] = d.assignment is not None
-        if d.proof is not None:
-            raw.proofs[i] = d.proof
     raw.mu[~inputs.present] = 0  # what is absent is 0, whatever happens
+    raw.proofs = {i: d.proof for i, d in enumerate(found) if d.proof is not None}
     raw.nodes = np.array([d.nodes for d in found], dtype=np.int64)
     raw.structures = structures_of(model, [d.assignment for d in found])
     return raw

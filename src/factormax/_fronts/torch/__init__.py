@@ -8,10 +8,10 @@ Python operator costs more than a small solve.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from factormax._core import OracleKind
-from factormax._fronts.torch.arrays import as_numpy, compute_dtype, match, to_cpu, value_dtype, wrap
+from factormax._fronts.torch.arrays import Kind, kind_of, numbers_of
 from factormax._fronts.torch.traced import refuse_second_derivative, solve_traced
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
-from factormax.arrays import is_tracing, may_be_traced, to_numpy
+from factormax.arrays import is_tracing, to_numpy
 from factormax.conflict import conflicts_of
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
@@ -50,12 +50,14 @@ class EagerSolve(torch.autograd.Function):
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
         """The values of variables and factors, the objective, and the solve."""
         task = plan.start(scores)
-        with plan.grad_mode(task):
+        if task.inputs.oracles:
+            with plan.grad_mode():
+                raw = task.run(plan.options, plan.warm)
+        else:
             raw = task.run(plan.options, plan.warm)
-        objective = raw.objective.reshape(task.batch_shape).astype(raw.mu.dtype)
-        given = [*task.values(), *task.factor_values(), objective]
-        kinds = [*plan.outputs, plan.outputs[0]]
-        outputs = [match(torch.from_numpy(v), *kind) for v, kind in zip(given, kinds, strict=True)]
+        outputs = plan.outputs_of(task)
+        objective = raw.objective.astype(task.inputs.eta_u.dtype).reshape(task.batch_shape)
+        outputs.append(plan.outputs[0].tensor(objective))
         ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
@@ -66,8 +68,8 @@ class EagerSolve(torch.autograd.Function):
         """The gradients of the scores."""
         _ = ctx.saved_tensors
         plan, task = ctx.plan, ctx.task
-        given = [None if g is None else as_numpy(to_cpu(g, plan.dtype)) for g in grads[:-1]]
-        first = len(task.layout.tensors)
+        given = [None if g is None else numbers_of(g, plan.dtype) for g in grads[:-1]]
+        first = plan.num_tensors
         found = plan.pick(task.pull_back(given[:first], given[first:-1], given[-1]))
         return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads[:-1]))
 
@@ -80,14 +82,14 @@ class EagerProbs(torch.autograd.Function):
         """The probabilities, `(*batch, K)` of each structured factor."""
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.task = plan, task
-        found = [task.found(i)[1] for i in range(len(task.places))]
-        return tuple(match(torch.from_numpy(p), *plan.outputs[0]) for p in found)
+        found = [task.found(i)[1] for i in range(len(task.form.places))]
+        return tuple([plan.outputs[0].tensor(p) for p in found])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.task
-        given = [None if g is None else as_numpy(to_cpu(g, torch.float64)) for g in grads]
+        given = [None if g is None else numbers_of(g, torch.float64) for g in grads]
         found = plan.pick(task.pull_back_probs(given))
         return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
 
@@ -99,18 +101,17 @@ class EagerLoss(torch.autograd.Function):
     def forward(ctx: Any, plan: EagerPlan, target: Target, *scores: Tensor) -> Any:
         """The loss of each instance, and the solve."""
         task = plan.start(scores)
-        with plan.grad_mode(task):
+        with plan.grad_mode():
             values, grad_u, grad_v = evaluate(task.inputs, target, plan.options, task.ask)
         task.forget_oracles()
         ctx.plan, ctx.task, ctx.grads = plan, task, (grad_u, grad_v)
-        device, dtype = plan.outputs[0]
-        return torch.from_numpy(values.reshape(task.batch_shape)).to(device, dtype), task
+        return plan.outputs[0].tensor(values.reshape(task.batch_shape)), task
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.task
-        weight = as_numpy(grads[0].to("cpu", torch.float64)).reshape(-1, 1)
+        weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
         found = plan.pick(task.to_scores(*flat))
@@ -122,7 +123,7 @@ def _gradients(
 ) -> list[Any]:
     """The gradients of the scores as their tensors are."""
     out: list[Any] = [
-        match(torch.from_numpy(g), *kind) if want else None
+        kind.tensor(g) if want else None
         for g, kind, want in zip(found, plan.kinds, wanted, strict=True)
     ]
     if torch.is_grad_enabled():  # create_graph=True
@@ -163,58 +164,73 @@ class EagerPlan:
         self.temperature = temperature
         self.options = options
         self.grad_enabled = torch.is_grad_enabled()
-        self.dtype = compute_dtype(graph)
-        tensors = [t.scores for t in graph._tensors]
-        parts = [p.given for p in graph._score_parts()]
-        self.variables = [i for i, s in enumerate(tensors) if s is not None]
-        self.factors = [i for i, s in enumerate(parts) if isinstance(s, Tensor)]
-        inputs = [tensors[i] for i in self.variables] + [parts[i] for i in self.factors]
+        given = [t.scores for t in graph._tensors]
+        self.num_tensors = len(given)
+        if graph._score_parts():
+            given += [p.given for p in graph._score_parts()]
+        self.inputs: list[Tensor] = []
+        self.places: list[int] = []  # of the inputs among all scores
+        self.kinds: list[Kind] = []  # of the inputs
+        self.dtype = torch.float32  # of the computation
+        for i, scores in enumerate(given):
+            if isinstance(scores, Tensor):
+                kind = kind_of(scores)
+                self.inputs.append(scores)
+                self.places.append(i)
+                self.kinds.append(kind)
+                if kind.dtype == torch.float64:
+                    self.dtype = torch.float64
+        self.outputs = self.kinds  # of the values of variables and factors
+        if len(self.inputs) < len(given):
+            own = dict(zip(self.places, self.kinds, strict=True))
+            self.outputs = [own.get(i, self.kinds[0]) for i in range(len(given))]
         if isinstance(temperature, Tensor):
-            inputs.append(temperature)
-        self.inputs: tuple[Tensor, ...] = tuple(inputs)
-        # The device and dtype of what comes in, and of what goes out.
-        self.kinds = [(s.device, value_dtype(s)) for s in inputs]
-        first = self.kinds[0]
-        self.outputs = [
-            (s.device, value_dtype(s)) if isinstance(s, Tensor) else first
-            for s in [*tensors, *parts]
-        ]
+            self.inputs.append(temperature)
+            self.kinds = [*self.kinds, kind_of(temperature)]
         self.warm = None
         if warm_start is not None:
-            batch, dual = math.prod(graph._known_batch_shape()), graph._model().num_dual
+            form = graph._form()
+            batch, dual = form.layout.batch, form.model.num_dual
             self.warm = to_numpy(graph._check_multipliers(warm_start, batch, dual))
 
-    def grad_mode(self, task: Task) -> AbstractContextManager[Any]:
+    def grad_mode(self) -> AbstractContextManager[Any]:
         """The grad mode of the caller, for oracles in Python: inside of here it is off."""
-        own = bool(task.inputs.oracles)
-        return torch.set_grad_enabled(self.grad_enabled) if own else nullcontext()
+        return torch.set_grad_enabled(self.grad_enabled)
+
+    def outputs_of(self, task: Task) -> list[Tensor]:
+        """The values of variables and factors."""
+        given = task.values()
+        if len(self.outputs) > len(given):
+            given += task.factor_values()
+        return [kind.tensor(v) for v, kind in zip(given, self.outputs, strict=True)]
 
     def pick(self, grads: Gradients) -> list[Any]:
         """Of all gradients, those of `inputs`."""
-        found: list[Any] = [grads.variables[i] for i in self.variables]
-        found += [grads.factors[i] for i in self.factors]
+        found: list[Any] = grads.variables + grads.factors
+        if len(self.places) < len(found):
+            found = [found[i] for i in self.places]
         return [*found, grads.temperature] if len(self.kinds) > len(found) else found
 
     def start(self, scores: Sequence[Tensor]) -> Task:
         """The solve of these scores, which are `inputs` without their history."""
-        graph, self.graph, self.inputs = self.graph, None, ()
+        graph, self.graph, self.inputs = self.graph, None, []
         assert graph is not None
         temperature, self.temperature = self.temperature, None
         if isinstance(temperature, Tensor):
             *scores, temperature = scores
-            temperature = as_numpy(to_cpu(temperature, torch.float64))
+            temperature = numbers_of(temperature, torch.float64)
         dtype: Any = np.float64 if self.dtype == torch.float64 else np.float32
-        arrays = [as_numpy(to_cpu(s, self.dtype)) for s in scores]
-        of_variables: list[Any] = [None] * len(graph._tensors)
-        for i, array in zip(self.variables, arrays, strict=False):
-            of_variables[i] = array
-        of_factors: list[Any] = [
-            None if isinstance(p.given, Tensor) else np.asarray(p.given, dtype)
-            for p in graph._score_parts()
-        ]
-        for i, array in zip(self.factors, arrays[len(self.variables) :], strict=True):
-            of_factors[i] = array
-        return Task(graph, of_variables, of_factors, dtype, temperature, str(self.kinds[0][0]))
+        arrays: list[Any] = [None] * len(self.outputs)
+        for i, tensor in zip(self.places, scores, strict=True):
+            arrays[i] = numbers_of(tensor, self.dtype)
+        own = arrays[self.num_tensors :]
+        if len(scores) < len(arrays):
+            for i, part in enumerate(graph._score_parts()):
+                if own[i] is None:
+                    own[i] = np.asarray(part.given, dtype)
+        first = self.kinds[0]
+        device = "cpu" if first.is_cpu else str(first.device)
+        return Task(graph, arrays[: self.num_tensors], own, dtype, temperature, device)
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -224,7 +240,7 @@ def solve(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
 ) -> Solution:
     """Answers a query of a graph of torch scores."""
-    if not may_be_traced():
+    if "torch._dynamo" not in sys.modules:  # or it may look into any function that is called
         return solve_eager(graph, options, warm_start, temperature)
     from factormax._fronts.torch import untraced
 
@@ -242,16 +258,16 @@ def solve_eager(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
 ) -> Solution:
     """The same in eager mode."""
-    shape = graph._known_batch_shape()
     plan = EagerPlan(graph, options, warm_start, temperature)
     apply: Any = EagerSolve.apply
     inputs = plan.inputs
     *outputs, objective, task = apply(plan, *inputs)
     raw = task.raw
     _set_answer(graph, task, outputs, plan, inputs)
-    conflicts = conflicts_of(graph._factors, task.inputs, raw)
-    solution = Solution(objective, raw, shape, options.query, torch.from_numpy, conflicts=conflicts)
-    report_failures(raw, options.on_failure, solution, conflicts)
+    solution = Solution(objective, raw, task.batch_shape, options.query, torch.from_numpy)
+    if not raw.all_converged:
+        solution.conflicts = conflicts_of(graph._factors, task.inputs, raw)
+        report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
 
 
@@ -261,11 +277,8 @@ def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any 
     apply: Any = EagerLoss.apply
     inputs = plan.inputs
     values, task = apply(plan, target, *inputs)
-    given = [*task.values(), *task.factor_values()]
-    outputs = [
-        match(torch.from_numpy(v), *kind) for v, kind in zip(given, plan.outputs, strict=True)
-    ]
-    _set_answer(graph, task, outputs, plan, tuple(s.detach() for s in inputs))
+    detached = [s.detach() for s in inputs]
+    _set_answer(graph, task, plan.outputs_of(task), plan, detached)
     conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
     report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values  # type: ignore[no-any-return]
@@ -285,7 +298,7 @@ def _set_answer(
     task: Task,
     outputs: list[Tensor],
     plan: EagerPlan,
-    inputs: tuple[Tensor, ...],
+    inputs: Sequence[Tensor],
 ) -> None:
     """Keeps the values of variables and of factors, and how to get at the structures."""
     parts, structured = graph._score_parts(), graph._structured
@@ -293,14 +306,14 @@ def _set_answer(
     answers: list[Any] = []
     if structured:
         find = Listing(task, plan, inputs)
-        answers = task.answers(structured, find, partial(wrap, plan.outputs[0]))
+        answers = task.answers(structured, find, plan.outputs[0].wrap)
     graph._set_answer(outputs[:first], list(zip(parts, outputs[first:], strict=True)), answers)
 
 
 class Listing:
     """The structures of a solve with their probabilities, when they are first asked for."""
 
-    def __init__(self, task: Task, plan: EagerPlan, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, task: Task, plan: EagerPlan, inputs: Sequence[Tensor]) -> None:
         self.task, self.plan, self.inputs = task, plan, inputs
 
     @cached_property

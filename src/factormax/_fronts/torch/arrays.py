@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from factormax.graph import FactorGraph
-
-__all__ = ["TorchSpace", "as_numpy", "compute_dtype", "match", "to_cpu", "value_dtype", "wrap"]
+__all__ = [
+    "Kind",
+    "TorchSpace",
+    "as_numpy",
+    "compute_dtype",
+    "kind_of",
+    "match",
+    "numbers_of",
+    "to_cpu",
+]
 
 
 class TorchSpace:
@@ -40,10 +48,10 @@ class TorchSpace:
         return tensor.sum(axes, keepdim=keep)
 
 
-def compute_dtype(graph: FactorGraph) -> torch.dtype:
+def compute_dtype(given: Iterable[Any]) -> torch.dtype:
     """float64 if any scores are, else float32; integers count as the default dtype."""
-    for given in [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]:
-        if isinstance(given, Tensor) and value_dtype(given) == torch.float64:
+    for scores in given:
+        if isinstance(scores, Tensor) and value_dtype(scores) == torch.float64:
             return torch.float64
     return torch.float32
 
@@ -65,14 +73,42 @@ def as_numpy(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
-def match(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The value on the caller's device and in the caller's dtype."""
-    if value.dtype == dtype and value.device == device:
-        return value
-    return value.to(device, dtype)
+def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:
+    """The numbers of a tensor in this dtype, without its history."""
+    if tensor.dtype != dtype or not tensor.is_cpu:
+        tensor = tensor.to("cpu", dtype)
+    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
-def wrap(kind: tuple[torch.device, torch.dtype], array: Any) -> Tensor:
-    """From NumPy to a tensor on the device; real numbers in the dtype."""
-    tensor = torch.as_tensor(np.asarray(array), device=kind[0])
-    return tensor.to(kind[1]) if tensor.is_floating_point() else tensor
+def match(value: Tensor, scores: Tensor) -> Tensor:
+    """The value on the device of the scores, in the dtype of their marginals."""
+    return value.to(scores.device, value_dtype(scores))
+
+
+class Kind(NamedTuple):
+    """Where the marginals of some scores go, and in which dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+    is_cpu: bool
+
+    def tensor(self, array: Any) -> Tensor:
+        """An array of real numbers as a tensor of this kind."""
+        found = torch.from_numpy(array)
+        if self.is_cpu and found.dtype == self.dtype:
+            return found
+        return found.to(self.device, self.dtype)
+
+    def wrap(self, array: Any) -> Tensor:
+        """Any array as a tensor on the device; real numbers in the dtype."""
+        tensor = torch.as_tensor(np.asarray(array), device=self.device)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def kind_of(scores: Tensor) -> Kind:
+    """That of the marginals of these scores."""
+    dtype = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
+    return _remembered_kind(scores.device, dtype, scores.is_cpu)
+
+
+_remembered_kind = lru_cache(maxsize=64)(Kind)

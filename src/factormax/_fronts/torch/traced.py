@@ -22,7 +22,6 @@ from factormax._fronts.torch.arrays import (
     compute_dtype,
     match,
     to_cpu,
-    value_dtype,
 )
 from factormax._fronts.torch.written import Read, num_dual, read, written
 from factormax._inputs import Inputs
@@ -155,7 +154,7 @@ def vjp_op(
         raw = _engines.solve(inputs, asked.options, as_numpy(tau))
     else:
         batch, n = mu.shape
-        raw = RawSolution(batch, n, mu_v.shape[1], tau.shape[1], inputs.eta_u.dtype)
+        raw = RawSolution.of_size(batch, n, mu_v.shape[1], tau.shape[1], inputs.eta_u.dtype)
         raw.mu[...], raw.mu_v[...] = as_numpy(mu), as_numpy(mu_v)
         raw.var_side[...], raw.row_side[...] = as_numpy(var_side), as_numpy(row_side)
         raw.status[...] = as_numpy(counts[1])
@@ -229,11 +228,11 @@ def solve_traced(
     )
     first = _first_tensor(graph)
     values = [
-        _match_tensor(value, first if t.scores is None else t.scores)
+        match(value, first if t.scores is None else t.scores)
         for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
     ]
     factor_values = [
-        (part, _match_tensor(own, part.given if isinstance(part.given, Tensor) else first))
+        (part, match(own, part.given if isinstance(part.given, Tensor) else first))
         for own, part in zip(layout.by_part(TorchSpace, mu_v), graph._score_parts(), strict=True)
     ]
     graph._set_answer(values, factor_values, [(f, None) for f in graph._structured])
@@ -248,7 +247,7 @@ def solve_traced(
         engine=engine_of(str(first.device)),
     )
     shape = layout.batch_shape
-    return Solution(_match_tensor(objective.reshape(shape), first), details, shape)
+    return Solution(match(objective.reshape(shape), first), details, shape)
 
 
 def _op_args(
@@ -259,15 +258,19 @@ def _op_args(
     temperature: Any,
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
-    dtype = compute_dtype(graph)
+    parts = graph._score_parts()
+    dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
     scores = [None if t.scores is None else to_cpu(t.scores, dtype) for t in graph._tensors]
-    own = [to_cpu(torch.as_tensor(p.given), dtype) for p in graph._score_parts()]
-    masks = [None if t.mask is None else torch.as_tensor(t.mask).cpu() for t in graph._tensors]
+    own = [to_cpu(torch.as_tensor(p.given), dtype) for p in parts]
+    mask = None
+    if graph._masked:
+        masks = [None if t.mask is None else torch.as_tensor(t.mask).cpu() for t in graph._tensors]
+        mask = layout.flat_mask(TorchSpace, masks)
     eta_u = layout.flat_scores(TorchSpace, scores, dtype)
     eta_v = layout.flat_factor_scores(TorchSpace, own, dtype)
     if temperature is not None:
-        given = to_cpu(torch.as_tensor(temperature), dtype)
-        divisor = given.expand(layout.batch_shape).reshape((-1, 1))
+        heat = to_cpu(torch.as_tensor(temperature), dtype)
+        divisor = heat.expand(layout.batch_shape).reshape((-1, 1))
         eta_u, eta_v = cooled(eta_u, divisor), cooled(eta_v, divisor)
     out = written(graph, options)
     warm = None
@@ -278,7 +281,7 @@ def _op_args(
     return (
         eta_u,
         eta_v,
-        layout.flat_mask(TorchSpace, masks),
+        mask,
         warm,
         [torch.as_tensor(a) for a in out.literals],
         [torch.as_tensor(a) for a in out.params],
@@ -302,7 +305,3 @@ def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
 def _first_tensor(graph: FactorGraph) -> Tensor:
     given = [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]
     return next(s for s in given if isinstance(s, Tensor))
-
-
-def _match_tensor(value: Tensor, model: Tensor) -> Tensor:
-    return match(value, model.device, value_dtype(model))
