@@ -64,8 +64,7 @@ struct Buffer {
 // Hands the memory over to NumPy.
 template <class U>
 nb::capsule owner_of(Buffer<U>& buffer) {
-  return nb::capsule(buffer.data.release(),
-                     [](void* p) noexcept { delete[] static_cast<U*>(p); });
+  return nb::capsule(buffer.data.release(), [](void* p) noexcept { delete[] static_cast<U*>(p); });
 }
 template <class U>
 NumpyMatrix<U> as_matrix(Buffer<U>&& buffer) {

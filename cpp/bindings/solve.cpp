@@ -255,6 +255,43 @@ class Solution {
     return std::all_of(own, own + batch(), [&](std::int32_t code) { return code == converged; });
   }
 
+  // How each instance ended, (5, B): the residuals, then iterations, status and oracle calls.
+  Buffer<double> report() const {
+    Buffer<double> found(5, batch());
+    double* out = found.data.get();
+    out = std::copy_n(primal_residual.data.get(), batch(), out);
+    out = std::copy_n(dual_residual.data.get(), batch(), out);
+    out = std::copy_n(iterations.data.get(), batch(), out);
+    out = std::copy_n(status.data.get(), batch(), out);
+    std::copy_n(oracle_calls.data.get(), batch(), out);
+    return found;
+  }
+
+  // What the derivative needs of each instance that has no structures, side by side, (B, n + dual +
+  // 1): the sides of variables and rows, and the status.
+  Buffer<std::int8_t> sides() const {
+    Buffer<std::int8_t> found(batch(), var_side.columns + row_side.columns + 1);
+    std::int8_t* out = found.data.get();
+    for (std::size_t i = 0; i < batch(); ++i) {
+      out = std::copy_n(var_side.data.get() + i * var_side.columns, var_side.columns, out);
+      out = std::copy_n(row_side.data.get() + i * row_side.columns, row_side.columns, out);
+      *out++ = static_cast<std::int8_t>(status.data[i]);
+    }
+    return found;
+  }
+  void take_sides(const Matrix<const std::int8_t>& given) {
+    const std::size_t columns = var_side.columns + row_side.columns + 1;
+    require(given.shape(0) == batch() && given.shape(1) == columns, "sides has the wrong shape");
+    const std::int8_t* in = given.data();
+    for (std::size_t i = 0; i < batch(); ++i) {
+      std::copy_n(in, var_side.columns, var_side.data.get() + i * var_side.columns);
+      std::copy_n(in + var_side.columns, row_side.columns,
+                  row_side.data.get() + i * row_side.columns);
+      status.data[i] = in[columns - 1];
+      in += columns;
+    }
+  }
+
   template <class T>
   Outputs<T> outputs() {
     Typed<T>& own = std::get<Typed<T>>(numbers);
@@ -645,6 +682,13 @@ void bind_solution(nb::module_& m) {
       .def_prop_ro("iterations", per_instance(&Solution::iterations))
       .def_prop_ro("status", per_instance(&Solution::status))
       .def_prop_ro("all_converged", &Solution::all_converged)
+      .def(
+          "report", [](const Solution& self) { return as_matrix(self.report()); },
+          "The residuals, the iterations, the status and the oracle calls, (5, B).")
+      .def(
+          "sides", [](const Solution& self) { return as_matrix(self.sides()); },
+          "The sides of variables and of rows, and the status, (B, n + dual + 1).")
+      .def("take_sides", &Solution::take_sides, "sides"_a, "Takes what `sides` gave.")
       .def_prop_ro("oracle_calls", per_instance(&Solution::oracle_calls))
       .def_prop_ro("integral",
                    [](nb::handle self) {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -177,7 +177,12 @@ class Structures:
 class Solution:
     """The answers of a batch; it owns them."""
 
+    @overload
     def __init__(self, *, batch: int, variables: int, scores: int, dual: int, wide: bool) -> None: ...
+
+    @overload
+    def __init__(self, inputs: Inputs) -> None:
+        """With room for the answers to these inputs."""
 
     @property
     def mu(self) -> NDArray[numpy.floating]: ...
@@ -211,6 +216,20 @@ class Solution:
 
     @property
     def status(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+
+    @property
+    def all_converged(self) -> bool: ...
+
+    def report(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
+        """
+        The residuals, the iterations, the status and the oracle calls, (5, B).
+        """
+
+    def sides(self) -> Annotated[NDArray[numpy.int8], dict(shape=(None, None))]:
+        """The sides of variables and of rows, and the status, (B, n + dual + 1)."""
+
+    def take_sides(self, sides: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """Takes what `sides` gave."""
 
     @property
     def oracle_calls(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...

@@ -42,7 +42,7 @@ __all__ = ["list_structures", "loss", "solve", "solve_eager"]
 class EagerSolve(torch.autograd.Function):
     """A solve in eager mode: scores of variables and factors in, values of both out.
 
-    All that `solve_op` leaves to torch (casts, copies between devices, laying out) happens in here,
+    All that the operator leaves to torch (casts, copies between devices, laying out) happens in here,
     in NumPy.
     """
 

@@ -6,7 +6,7 @@ What is not a tensor travels as a text and whole numbers: see `factormax._fronts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._core import Numbers
 from factormax._engines import engine_of
 from factormax._fronts.torch.arrays import (
     TorchSpace,
@@ -23,12 +22,20 @@ from factormax._fronts.torch.arrays import (
     match,
     to_cpu,
 )
-from factormax._fronts.torch.written import Read, num_dual, read, written
+from factormax._fronts.torch.written import (
+    Read,
+    is_structured,
+    num_dual,
+    read,
+    read_again,
+    written,
+)
 from factormax._inputs import Inputs
 from factormax._layout import Layout
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax._report import report_backward, report_failures
+from factormax.arrays import may_be_traced
 from factormax.checks import check_scores
 from factormax.queries.solve import with_objective
 from factormax.solution import Details, Solution
@@ -36,143 +43,126 @@ from factormax.solution import Details, Solution
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["refuse_second_derivative", "solve_op", "solve_traced"]
+__all__ = ["refuse_second_derivative", "solve_traced"]
 
 
 # ---- The operators -------------------------------------------------------------------------------
 
+_GRAPH = "Tensor[] literals, Tensor[] params, float[] numbers, SymInt[] sizes, str text"
+_LIBRARY = torch.library.Library("factormax", "DEF")
+# `torch.library.custom_op` would write the same, and takes several times as long at every call.
+_LIBRARY.define(
+    f"solve(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
+    f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.define(
+    f"solve_vjp(Tensor? grad_mu, Tensor? grad_mu_v, Tensor? grad_objective, Tensor eta_u, "
+    f"Tensor eta_v, Tensor? mask, Tensor sides, Tensor? tau, Tensor? mu, Tensor? mu_v, {_GRAPH}) "
+    f"-> (Tensor grad_u, Tensor grad_v)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
 
-def _inputs_of(asked: Read, eta_u: Tensor, eta_v: Tensor, mask: Tensor | None) -> Inputs:
-    params = [p for f in asked.factors for p in f._params]
-    return Inputs(
-        asked.model(eta_u.shape[1]),
+
+def _inputs_of(
+    eta_u: Tensor,
+    eta_v: Tensor,
+    mask: Tensor | None,
+    literals: Sequence[Tensor],
+    params: Sequence[Tensor],
+    numbers: Sequence[float],
+    sizes: Sequence[int],
+    text: str,
+    check: bool,
+) -> tuple[Read, Inputs]:
+    asked = read_again(text, sizes, [as_numpy(t) for t in literals] if literals else ())
+    arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params]
+    inputs = Inputs(
+        asked.model,
         np.ascontiguousarray(as_numpy(eta_u)),
         np.ascontiguousarray(as_numpy(eta_v)),
-        params,
+        asked.params(numbers, arrays, check),
         None if mask is None else as_numpy(mask),
     )
+    return asked, inputs
 
 
-def _read_tensors(
-    text: str,
-    sizes: Sequence[int],
-    literals: Sequence[Tensor],
-    numbers: Sequence[float],
-    params: Sequence[Tensor],
-) -> Read:
-    given = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params]
-    return read(text, sizes, [as_numpy(t) for t in literals], numbers, given)
-
-
-@torch.library.custom_op("factormax::solve", mutates_args=(), device_types="cpu")
-def solve_op(
-    eta_u: Tensor,
-    eta_v: Tensor,
-    mask: Tensor | None,
-    warm: Tensor | None,
-    literals: Sequence[Tensor],
-    params: Sequence[Tensor],
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-    text: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _solve(
+    eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
+) -> tuple[Tensor, ...]:
     """LP-SparseMAP of a batch: scores `(B, n)`, those of factors `(1 | B, P)`, to marginals."""
-    asked = _read_tensors(text, sizes, literals, numbers, params)
-    for f in asked.factors:  # could not be looked at while tracing
-        f.check_params(f._params, f._size, f.kind)
-    inputs = _inputs_of(asked, eta_u, eta_v, mask)
-    if inputs.core.scores == Numbers.bad:
+    asked, inputs = _inputs_of(eta_u, eta_v, mask, *graph, check=True)
+    if inputs.core.needs_a_look:
         check_scores(inputs.eta_u, inputs.mask, asked.tensors, ())
-    if inputs.core.factor_scores != Numbers.finite:
         check_scores(inputs.eta_v, None, asked.scores, (), asked.allow_minus_inf)
     raw = _engines.solve(inputs, asked.options, None if warm is None else as_numpy(warm))
-    report_failures(raw, asked.options.on_failure)
-    arrays = (
-        raw.mu,
-        raw.mu_v,
-        raw.objective.astype(raw.mu.dtype, copy=False),
-        raw.tau,
-        raw.var_side,
-        raw.row_side,
-        np.stack([raw.primal_residual, raw.dual_residual]),
-        np.stack([raw.iterations, raw.status, raw.oracle_calls]),
-    )
-    return tuple(map(torch.from_numpy, arrays))  # type: ignore[return-value]
+    if not raw.all_converged:
+        report_failures(raw, asked.options.on_failure)
+    objective = raw.objective.astype(inputs.eta_u.dtype, copy=False)
+    found = (raw.mu, raw.mu_v, objective, raw.tau, raw.sides(), raw.report())
+    return tuple(map(torch.from_numpy, found))
 
 
-@solve_op.register_fake
 def _solve_fake(
-    eta_u: Tensor,
-    eta_v: Tensor,
-    mask: Tensor | None,
-    warm: Tensor | None,
-    literals: Sequence[Tensor],
-    params: Sequence[Tensor],
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-    text: str,
+    eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
+    literals, _, _, sizes, text = graph
     batch, n = eta_u.shape
-    dual = num_dual(read(text, sizes, literals, numbers, params).factors)
+    dual = num_dual(read(text, sizes, literals).factors)
     return (
         torch.empty_like(eta_u, memory_format=torch.contiguous_format),
         eta_v.new_empty((batch, eta_v.shape[1])),
         eta_u.new_empty((batch,)),
         eta_u.new_empty((batch, dual)),
-        eta_u.new_empty((batch, n), dtype=torch.int8),
-        eta_u.new_empty((batch, dual), dtype=torch.int8),
-        eta_u.new_empty((2, batch), dtype=torch.float64),
-        eta_u.new_empty((3, batch), dtype=torch.int32),
+        eta_u.new_empty((batch, n + dual + 1), dtype=torch.int8),
+        eta_u.new_empty((5, batch), dtype=torch.float64),
     )
 
 
-@torch.library.custom_op("factormax::solve_vjp", mutates_args=(), device_types="cpu")
-def vjp_op(
-    grad_mu: Tensor,
-    grad_mu_v: Tensor,
-    grad_objective: Tensor,
+def _vjp(
+    grad_mu: Tensor | None,
+    grad_mu_v: Tensor | None,
+    grad_objective: Tensor | None,
     eta_u: Tensor,
     eta_v: Tensor,
     mask: Tensor | None,
-    mu: Tensor,
-    mu_v: Tensor,
-    tau: Tensor,
-    var_side: Tensor,
-    row_side: Tensor,
-    counts: Tensor,
-    literals: Sequence[Tensor],
-    params: Sequence[Tensor],
-    numbers: Sequence[float],
-    sizes: Sequence[int],
-    text: str,
+    sides: Tensor,
+    tau: Tensor | None,
+    mu: Tensor | None,
+    mu_v: Tensor | None,
+    *graph: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `factormax::solve` with respect to both kinds of scores."""
-    asked = _read_tensors(text, sizes, literals, numbers, params)
-    inputs = _inputs_of(asked, eta_u, eta_v, mask)
-    if inputs.model.num_structured:
+    """The gradients of `factormax::solve` with respect to both kinds of scores.
+
+    tau: if there are structured factors; mu, mu_v: if there is a gradient of the objective.
+    """
+    asked, inputs = _inputs_of(eta_u, eta_v, mask, *graph, check=False)
+    if tau is not None:
         # The structures are of no fixed number, so the operator can't return them: find them again.
         raw = _engines.solve(inputs, asked.options, as_numpy(tau))
     else:
-        batch, n = mu.shape
-        raw = RawSolution.of_size(batch, n, mu_v.shape[1], tau.shape[1], inputs.eta_u.dtype)
+        raw = RawSolution(inputs.core)
+        raw.take_sides(np.ascontiguousarray(as_numpy(sides)))
+    if mu is not None and mu_v is not None:
         raw.mu[...], raw.mu_v[...] = as_numpy(mu), as_numpy(mu_v)
-        raw.var_side[...], raw.row_side[...] = as_numpy(var_side), as_numpy(row_side)
-        raw.status[...] = as_numpy(counts[1])
     grad_u, grad_v, residual, worst = _engines.vjp(
-        inputs, raw, as_numpy(grad_mu), as_numpy(grad_mu_v)
+        inputs,
+        raw,
+        None if grad_mu is None else as_numpy(grad_mu),
+        None if grad_mu_v is None else as_numpy(grad_mu_v),
     )
-    report_backward(residual, worst, raw.mu.dtype, asked.options.on_failure)
-    grad_u, grad_v = with_objective(raw, grad_u, grad_v, as_numpy(grad_objective))
-    if len(eta_v) == 1 < len(grad_v):
+    report_backward(residual, worst, grad_u.dtype, asked.options.on_failure)
+    if grad_objective is not None:
+        grad_u, grad_v = with_objective(raw, grad_u, grad_v, as_numpy(grad_objective))
+    if len(inputs.eta_v) == 1 < len(grad_v):
         grad_v = grad_v.sum(axis=0, keepdims=True)
     return torch.from_numpy(grad_u), torch.from_numpy(grad_v)
 
 
-@vjp_op.register_fake
 def _vjp_fake(
-    grad_mu: Tensor,
-    grad_mu_v: Tensor,
-    grad_objective: Tensor,
+    grad_mu: Tensor | None,
+    grad_mu_v: Tensor | None,
+    grad_objective: Tensor | None,
     eta_u: Tensor,
     eta_v: Tensor,
     *_: Any,
@@ -185,18 +175,35 @@ def _vjp_fake(
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     eta_u, eta_v, mask, _, literals, params, numbers, sizes, text = inputs
-    mu, mu_v, _, tau, var_side, row_side, _, counts = output
-    ctx.save_for_backward(
-        eta_u, eta_v, mask, mu, mu_v, tau, var_side, row_side, counts, *literals, *params
-    )
+    mu, mu_v, _, tau, sides, _ = output
+    ctx.save_for_backward(eta_u, eta_v, mask, sides, tau, mu, mu_v, *literals, *params)
+    ctx.set_materialize_grads(False)
     ctx.rest = (len(literals), numbers, sizes, text)
 
 
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     lists, numbers, sizes, text = ctx.rest
-    kept, arrays = ctx.saved_tensors[:9], list(ctx.saved_tensors[9:])
+    eta_u, eta_v, mask, sides, tau, mu, mu_v, *arrays = ctx.saved_tensors
     literals, params = arrays[:lists], arrays[lists:]
-    grad_u, grad_v = vjp_op(*grads[:3], *kept, literals, params, numbers, sizes, text)
+    if not is_structured(text):
+        tau = None
+    if grads[2] is None:
+        mu = mu_v = None
+    grad_u, grad_v = torch.ops.factormax.solve_vjp(
+        *grads[:3],
+        eta_u,
+        eta_v,
+        mask,
+        sides,
+        tau,
+        mu,
+        mu_v,
+        literals,
+        params,
+        numbers,
+        sizes,
+        text,
+    )
     # One for each tensor of a list; torch takes an empty list of numbers for one of tensors.
     nothing: list[Any] = [[None] * len(literals), [None] * len(params)]
     nothing += [None if given else [] for given in (numbers, sizes)]
@@ -211,8 +218,33 @@ def refuse_second_derivative(ctx: Any, *grads: Tensor) -> NoReturn:
     )
 
 
-solve_op.register_autograd(_backward, setup_context=_keep_for_backward)
-vjp_op.register_autograd(refuse_second_derivative)
+class _Hidden:
+    """A function that torch's compiler does not look into, wherever it is called from."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.hidden: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if not may_be_traced():
+            return self.function(*args)
+        if self.hidden is None:  # not before: marking a function imports the whole compiler
+            self.hidden = torch.compiler.disable(self.function)
+        return self.hidden(*args)
+
+
+def _register(
+    name: str, run: Callable[..., Any], fake: Callable[..., Any], backward: Any, setup: Any = None
+) -> None:
+    _LIBRARY.impl(name, _Hidden(run), "CPU")
+    torch.library.register_fake(f"factormax::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(
+        f"factormax::{name}", backward, setup_context=setup, lib=_LIBRARY
+    )
+
+
+_register("solve", _solve, _solve_fake, _backward, _keep_for_backward)
+_register("solve_vjp", _vjp, _vjp_fake, refuse_second_derivative)
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -223,7 +255,7 @@ def solve_traced(
 ) -> Solution:
     """Solves a graph through the operator, which `torch.compile` can put into a graph."""
     layout = Layout.of(graph)
-    mu, mu_v, objective, tau, _, _, residuals, counts = torch.ops.factormax.solve(
+    mu, mu_v, objective, tau, _, report = torch.ops.factormax.solve(
         *_op_args(graph, layout, options, warm_start, temperature)
     )
     first = _first_tensor(graph)
@@ -238,11 +270,11 @@ def solve_traced(
     graph._set_answer(values, factor_values, [(f, None) for f in graph._structured])
     graph._traced = (options, warm_start, temperature)
     details = Details(
-        status=counts[1],
-        iterations=counts[0],
-        oracle_calls=counts[2],
-        primal_residual=residuals[0].detach(),
-        dual_residual=residuals[1].detach(),
+        status=report[3].to(torch.int32),
+        iterations=report[2].to(torch.int32),
+        oracle_calls=report[4].to(torch.int32),
+        primal_residual=report[0].detach(),
+        dual_residual=report[1].detach(),
         tau=tau.detach(),
         engine=engine_of(str(first.device)),
     )
@@ -275,7 +307,7 @@ def _op_args(
     out = written(graph, options)
     warm = None
     if warm_start is not None:
-        dual = num_dual(read(out.text, out.sizes, out.literals, out.numbers, out.params).factors)
+        dual = num_dual(read(out.text, out.sizes, out.literals).factors)
         tau = graph._check_multipliers(warm_start, layout.batch, dual)
         warm = torch.as_tensor(tau).detach().to("cpu", dtype)
     return (

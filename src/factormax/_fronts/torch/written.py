@@ -7,13 +7,14 @@ it again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from factormax._core import Model, OracleKind
-from factormax._model import model_of
+from factormax._model import Remembered, is_large, model_of
 from factormax._options import Options
 from factormax.factors.base import BaseFactor, RowFactor
 from factormax.factors.scores import Scores
@@ -23,7 +24,7 @@ from factormax.scope import ListedPart, Part
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["Read", "num_dual", "read", "written"]
+__all__ = ["Read", "is_structured", "num_dual", "read", "read_again", "written"]
 
 Names = list[tuple[str, tuple[int, ...]]]
 
@@ -41,17 +42,33 @@ class Written:
 
 @dataclass(frozen=True)
 class Read:
-    """What was written."""
+    """What was written, but for the parameters."""
 
     factors: tuple[BaseFactor, ...]
+    flags: tuple[
+        str, ...
+    ]  # for each factor: "n" for a parameter that is one number, "a" for others
     options: Options
     tensors: Names
     scores: Names
     allow_minus_inf: list[bool]
 
-    def model(self, num_variables: int) -> Model:
-        """The compiled model, with the parts that are lists in their place."""
-        return model_of(num_variables, self.factors)
+    @cached_property
+    def model(self) -> Model:
+        """The compiled model."""
+        return model_of(sum([math.prod(shape) for _, shape in self.tensors]), self.factors)
+
+    def params(self, numbers: Sequence[float], arrays: Sequence[Any], check: bool) -> list[Any]:
+        """The parameters of all factors, which could not be checked while tracing."""
+        number, array = iter(numbers), iter(arrays)
+        found: list[Any] = []
+        for factor, flags in zip(self.factors, self.flags, strict=True):
+            if flags:
+                own = tuple([next(number) if f == "n" else next(array) for f in flags])
+                if check:
+                    factor.check_params(own, factor._size, factor.kind)
+                found += own
+        return found
 
 
 def written(graph: FactorGraph, options: Options) -> Written:
@@ -113,45 +130,38 @@ def _write_factor(factor: BaseFactor, link: int, out: Written) -> str:
     return "\x1f".join([" ".join(words), flags, extra])
 
 
-def read(
-    text: str,
-    sizes: Sequence[int],
-    literals: Sequence[Any],
-    numbers: Sequence[float],
-    params: Sequence[Any],
-) -> Read:
+_remembered: Remembered[Read] = Remembered(64)
+
+
+def read_again(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
+    """What was written, if all of it is there; remembered, for it comes again and again."""
+    lists = tuple([(a.shape, a.tobytes()) for a in literals]) if literals else ()
+    key = (text, tuple(sizes), lists)
+    found = _remembered.get(key)
+    if found is None:
+        found = read(text, sizes, literals)
+        if not is_large(found.factors):
+            _remembered.keep(key, found)
+    return found
+
+
+def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
     """What was written. While tracing, sizes are symbolic, and arrays have a shape only."""
-    if literals or params or not all([type(s) is int for s in sizes]):
-        return _read(text, sizes, literals, numbers, params)
-    return _remembered(text, tuple(sizes), tuple(numbers))
-
-
-@lru_cache(maxsize=256)
-def _remembered(text: str, sizes: tuple[int, ...], numbers: tuple[float, ...]) -> Read:
-    return _read(text, sizes, (), numbers, ())
-
-
-def _read(
-    text: str,
-    sizes: Sequence[int],
-    literals: Sequence[Any],
-    numbers: Sequence[float],
-    params: Sequence[Any],
-) -> Read:
     factors, options, tensors, scores = [part.split("\x1e") for part in text.split("\x1d")]
     size, listed = iter(sizes), iter(literals)
-    number, array = iter(numbers), iter(params)
-    made = []
+    made, kinds = [], []
     for entry in filter(None, factors):
         words, flags, extra = entry.split("\x1f")
         factor = _read_factor(words.split(" "), extra, size, listed)
-        factor._params = tuple([next(number) if f == "n" else next(array) for f in flags])
+        factor._params = (math.nan,) * len(flags)  # so many; `Read.params` has the numbers
         made.append(factor)
+        kinds.append(flags)
     method, tol, max_iter, max_inner_iter, step_size, on_failure = options
     named = _read_shapes(tensors, size)
     owned = _read_shapes(scores, size)
     return Read(
         tuple(made),
+        tuple(kinds),
         Options(
             method, float(tol), int(max_iter), int(max_inner_iter), float(step_size), on_failure
         ),
@@ -204,6 +214,12 @@ def _read_factor(
         factor._score_parts = (Scores(factor, "scores", None, shape, shape),)
         factor._oracle_shape = tuple([next(size) for _ in range(dims)])
     return factor  # type: ignore[no-any-return]
+
+
+def is_structured(text: str) -> bool:
+    """Whether there are structured factors."""
+    factors = text.split("\x1d")[0].split("\x1e")
+    return any([entry.split("\x1f")[-1] != "" for entry in factors])
 
 
 def num_dual(factors: Sequence[BaseFactor]) -> int:
