@@ -241,7 +241,7 @@ def mrf(quick: bool) -> Section:
         _form._remembered.clear()
         _model._remembered.clear()
         fg, _ = build()
-        fg._form().model
+        fg._form()
 
     def forward() -> torch.Tensor:
         fg, u = build()

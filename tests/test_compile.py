@@ -136,3 +136,44 @@ def test_torch_is_left_alone_without_the_compiler():
         "fg.loss({u: [1, 0, 0]}); assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def knapsacks(eta, weights, budget):
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(eta)
+    fg.add(fm.Knapsack(u[[0, 2, 1]], weights, budget, axis=1))
+    fg.add(fm.AtMostOne([u[0, [1, 0]], u[2, :1]]))
+    solution = fg.solve(tol=1e-9)
+    return u.value + solution.objective[:, None, None] * solution.converged[:, None, None]
+
+
+def test_parameters_that_change():
+    """What an operator remembers of a graph is not its parameters."""
+    torch._dynamo.reset()
+    compiled = torch.compile(knapsacks, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        weights = randn(3, 4, seed=seed).detach().abs() + 0.1
+        assert_same(compiled, knapsacks, randn(2, 3, 4), weights, weights.sum() / 6)
+
+
+def test_a_parameter_that_is_wrong_is_refused_when_it_comes():
+    torch._dynamo.reset()
+    compiled = torch.compile(knapsacks, fullgraph=True, backend="aot_eager")
+    weights = torch.ones(3, 4, dtype=torch.float64)
+    compiled(randn(2, 3, 4), weights, torch.tensor(2.0))
+    with pytest.raises(ValueError, match="Knapsack"):
+        compiled(randn(2, 3, 4), -weights, torch.tensor(2.0))
+
+
+def test_sides_must_fit():
+    """What the operator keeps for its derivative is checked before it is read."""
+    from graphs import op_args_of
+
+    fg = fm.FactorGraph()
+    fg.add(fm.Xor(fg.variable_from(randn(4).detach())))
+    eta_u, eta_v, mask, warm, *graph = op_args_of(fg)
+    mu, _, _, _, sides, _ = torch.ops.factormax.solve(eta_u, eta_v, mask, warm, *graph)
+    with pytest.raises(ValueError, match="sides has the wrong shape"):
+        torch.ops.factormax.solve_vjp(
+            mu, None, None, eta_u, eta_v, mask, sides[:, 1:], None, None, None, *graph
+        )

@@ -654,3 +654,39 @@ def test_factors_that_are_added_late_or_failed_are_not_missed():
             make()
     fm.testing.check_factor(fm.Or(u[0]))
     fg.solve()
+
+
+# Graphs built alike -------------------------------------------------------------------------------
+
+
+def test_graphs_built_alike_share_what_they_are_made_of():
+    def built(shape, couplings, batch_dims=1):
+        fg = fm.FactorGraph(batch_dims=batch_dims)
+        u = fg.variable_from(np.ones(shape))
+        fg.add(fm.Xor(u, axis=-1))
+        fg.add(fm.Pair(u[0], u[1], couplings))
+        return fg
+
+    first = built((2, 3, 4), np.zeros(4))
+    assert built((2, 3, 4), np.ones(4))._form() is first._form()
+    others = [
+        built((3, 3, 4), np.zeros(4)),
+        built((3, 4), np.zeros(4), batch_dims=0),
+        built((2, 3, 4), np.zeros((2, 4))),
+        built((2, 3, 4), np.zeros(())),
+        built((2, 3, 4), np.zeros(1)),
+    ]
+    assert len({id(fg._form()) for fg in [first, *others]}) == 6
+    assert others[0]._form().model is first._form().model
+
+
+def test_a_graph_that_grows_is_looked_at_again():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([2.0, 1.5]))
+    before = fg._form()
+    fg.solve()
+    np.testing.assert_allclose(u.value, [1, 1])
+    fg.add(fm.Xor(u))
+    assert fg._form() is not before
+    fg.solve()
+    np.testing.assert_allclose(u.value, [0.75, 0.25])

@@ -480,3 +480,32 @@ def test_the_error_carries_the_solution():
         fg.solve(on_failure="raise")
     assert caught.value.solution.status is fm.Status.INFEASIBLE
     assert u.value.isnan().all()
+
+
+# What a call costs --------------------------------------------------------------------------------
+
+
+def test_a_small_solve_takes_few_calls():
+    """A count, because times are noisy: of the functions of the library that one solve calls."""
+    import sys
+
+    scores, grad = randn(5, 5, dtype=torch.float32), torch.ones(5, 5)
+    calls = []
+
+    def profile(frame, event, _):
+        if event == "call" and "factormax" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    for _ in range(2):
+        calls.clear()
+        sys.setprofile(profile)
+        try:
+            fg = fm.FactorGraph()
+            u = fg.variable_from(scores)
+            fg.add(fm.Xor(u, axis=1))
+            fg.add(fm.AtMostOne(u, axis=0))
+            fg.solve()
+            u.value.backward(grad)
+        finally:
+            sys.setprofile(None)
+    assert len(calls) <= 90, calls

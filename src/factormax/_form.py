@@ -52,17 +52,18 @@ def form_of(graph: FactorGraph) -> Form:
     Raises:
         GraphError: if its factors make no sense together, or it has no variables.
     """
-    parts, factors = graph._score_parts(), graph._factors
+    parts, factors, structured = graph._score_parts(), graph._factors, graph._structured
     key = (
         graph._known_batch_shape(),
         tuple([t.shape for t in graph._tensors]),
         tuple([f._key for f in factors]),
         tuple([(p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]) if parts else (),
+        tuple([f._group_shape for f in structured]) if structured else (),
     )
     found = _remembered.get(key)
     if found is None:
         model = model_of(graph._num_variables, factors)
-        found = Form(model, Layout.of(graph), graph._structured)
+        found = Form(model, Layout.of(graph), structured)
         if not is_large(factors):
             _remembered.keep(key, found)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -649,7 +649,9 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
 def _checked_options(*given: Any, linear: bool = False) -> Options:
     """The arguments of a query, if they make sense; in the order of `_made_options`."""
     plain = tuple(map(type, given)) == (str, float, int, int, float, str)
-    make = _remembered_options if plain and not is_tracing() else _made_options
+    make: Callable[..., Options] = (
+        _remembered_options if plain and not is_tracing() else _made_options
+    )
     return make(*given, linear)
 
 

@@ -1,6 +1,6 @@
 """The torch front: solves that differentiate, and compile.
 
-`torch.compile` sees the operator of `factormax._fronts.torch.op`; everything around it
+`torch.compile` sees the operator of `factormax._fronts.torch.traced`; everything around it
 (concatenating variables, casts, copies between devices) is ordinary torch, which differentiates it
 by itself. In eager mode an `autograd.Function` does all of that in NumPy, because the dispatch of a
 Python operator costs more than a small solve.
@@ -42,14 +42,14 @@ __all__ = ["list_structures", "loss", "solve", "solve_eager"]
 class EagerSolve(torch.autograd.Function):
     """A solve in eager mode: scores of variables and factors in, values of both out.
 
-    All that the operator leaves to torch (casts, copies between devices, laying out) happens in here,
-    in NumPy.
+    All that the operator leaves to torch (casts, copies between devices, laying out) happens in
+    here, in NumPy.
     """
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
-        """The values of variables and factors, the objective, and the solve."""
-        task = plan.start(scores)
+        """The values of variables and factors, and the objective; the solve is then the plan's."""
+        plan.task = task = plan.start(scores)
         if task.inputs.oracles:
             with plan.grad_mode():
                 raw = task.run(plan.options, plan.warm)
@@ -60,38 +60,38 @@ class EagerSolve(torch.autograd.Function):
         outputs.append(plan.outputs[0].tensor(objective))
         ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.task = plan, task
-        return (*outputs, task)
+        ctx.plan = plan
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         _ = ctx.saved_tensors
-        plan, task = ctx.plan, ctx.task
-        given = [None if g is None else numbers_of(g, plan.dtype) for g in grads[:-1]]
-        first = plan.num_tensors
-        found = plan.pick(task.pull_back(given[:first], given[first:-1], given[-1]))
-        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads[:-1]))
+        plan = ctx.plan
+        given = [None if g is None else numbers_of(g, plan.dtype) for g in grads]
+        objective, first = given.pop(), plan.num_tensors
+        found = plan.pick(plan.task.pull_back(given[:first], given[first:], objective))
+        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
 
 
 class EagerProbs(torch.autograd.Function):
     """The probabilities of the structures of a solve: scores in, those of each factor out."""
 
     @staticmethod
-    def forward(ctx: Any, plan: EagerPlan, task: Task, *scores: Tensor) -> Any:
+    def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
         """The probabilities, `(*batch, K)` of each structured factor."""
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.task = plan, task
+        ctx.plan, task = plan, plan.task
         found = [task.found(i)[1] for i in range(len(task.form.places))]
         return tuple([plan.outputs[0].tensor(p) for p in found])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
-        plan, task = ctx.plan, ctx.task
+        plan = ctx.plan
         given = [None if g is None else numbers_of(g, torch.float64) for g in grads]
-        found = plan.pick(task.pull_back_probs(given))
-        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
+        found = plan.pick(plan.task.pull_back_probs(given))
+        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
 
 
 class EagerLoss(torch.autograd.Function):
@@ -99,23 +99,23 @@ class EagerLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, target: Target, *scores: Tensor) -> Any:
-        """The loss of each instance, and the solve."""
-        task = plan.start(scores)
+        """The loss of each instance; the solve is then the plan's."""
+        plan.task = task = plan.start(scores)
         with plan.grad_mode():
             values, grad_u, grad_v = evaluate(task.inputs, target, plan.options, task.ask)
         task.forget_oracles()
-        ctx.plan, ctx.task, ctx.grads = plan, task, (grad_u, grad_v)
-        return plan.outputs[0].tensor(values.reshape(task.batch_shape)), task
+        ctx.plan, ctx.grads = plan, (grad_u, grad_v)
+        return plan.outputs[0].tensor(values.reshape(task.batch_shape))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
-        plan, task = ctx.plan, ctx.task
+        plan, task = ctx.plan, ctx.plan.task
         weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
         found = plan.pick(task.to_scores(*flat))
-        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads[:1]))
+        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
 
 
 def _gradients(
@@ -152,6 +152,8 @@ class EagerPlan:
 
     Autograd keeps it with the values, so it must not lead back to them: `start` forgets the graph.
     """
+
+    task: Task  # the solve, once there is one
 
     def __init__(
         self,
@@ -261,9 +263,9 @@ def solve_eager(
     plan = EagerPlan(graph, options, warm_start, temperature)
     apply: Any = EagerSolve.apply
     inputs = plan.inputs
-    *outputs, objective, task = apply(plan, *inputs)
-    raw = task.raw
-    _set_answer(graph, task, outputs, plan, inputs)
+    *outputs, objective = apply(plan, *inputs)
+    task, raw = plan.task, plan.task.raw
+    _set_answer(graph, outputs, plan, inputs)
     solution = Solution(objective, raw, task.batch_shape, options.query, torch.from_numpy)
     if not raw.all_converged:
         solution.conflicts = conflicts_of(graph._factors, task.inputs, raw)
@@ -276,9 +278,9 @@ def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any 
     plan = EagerPlan(graph, options, None, temperature)
     apply: Any = EagerLoss.apply
     inputs = plan.inputs
-    values, task = apply(plan, target, *inputs)
+    values, task = apply(plan, target, *inputs), plan.task
     detached = [s.detach() for s in inputs]
-    _set_answer(graph, task, plan.outputs_of(task), plan, detached)
+    _set_answer(graph, plan.outputs_of(task), plan, detached)
     conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
     report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values  # type: ignore[no-any-return]
@@ -295,7 +297,6 @@ def list_structures(graph: FactorGraph) -> None:
 
 def _set_answer(
     graph: FactorGraph,
-    task: Task,
     outputs: list[Tensor],
     plan: EagerPlan,
     inputs: Sequence[Tensor],
@@ -305,23 +306,23 @@ def _set_answer(
     first = len(graph._tensors)
     answers: list[Any] = []
     if structured:
-        find = Listing(task, plan, inputs)
-        answers = task.answers(structured, find, plan.outputs[0].wrap)
+        find = Listing(plan, inputs)
+        answers = plan.task.answers(structured, find, plan.outputs[0].wrap)
     graph._set_answer(outputs[:first], list(zip(parts, outputs[first:], strict=True)), answers)
 
 
 class Listing:
     """The structures of a solve with their probabilities, when they are first asked for."""
 
-    def __init__(self, task: Task, plan: EagerPlan, inputs: Sequence[Tensor]) -> None:
-        self.task, self.plan, self.inputs = task, plan, inputs
+    def __init__(self, plan: EagerPlan, inputs: Sequence[Tensor]) -> None:
+        self.plan, self.inputs = plan, inputs
 
     @cached_property
     def probs(self) -> tuple[Tensor, ...]:
         """Of each structured factor, `(*batch, K)`, with their history."""
         apply: Any = EagerProbs.apply
-        return apply(self.plan, self.task, *self.inputs)  # type: ignore[no-any-return]
+        return apply(self.plan, *self.inputs)  # type: ignore[no-any-return]
 
     def __call__(self, factor: int) -> tuple[Support, Tensor]:
         """The support of a factor, and its probabilities."""
-        return self.task.supports[factor], self.probs[factor]
+        return self.plan.task.supports[factor], self.probs[factor]

@@ -49,7 +49,8 @@ __all__ = ["refuse_second_derivative", "solve_traced"]
 # ---- The operators -------------------------------------------------------------------------------
 
 _GRAPH = "Tensor[] literals, Tensor[] params, float[] numbers, SymInt[] sizes, str text"
-_LIBRARY = torch.library.Library("factormax", "DEF")
+_torch_library: Any = torch.library
+_LIBRARY = _torch_library.Library("factormax", "DEF")
 # `torch.library.custom_op` would write the same, and takes several times as long at every call.
 _LIBRARY.define(
     f"solve(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
@@ -65,6 +66,7 @@ _LIBRARY.define(
 
 
 def _inputs_of(
+    check: bool,
     eta_u: Tensor,
     eta_v: Tensor,
     mask: Tensor | None,
@@ -73,7 +75,6 @@ def _inputs_of(
     numbers: Sequence[float],
     sizes: Sequence[int],
     text: str,
-    check: bool,
 ) -> tuple[Read, Inputs]:
     asked = read_again(text, sizes, [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params]
@@ -91,7 +92,7 @@ def _solve(
     eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
     """LP-SparseMAP of a batch: scores `(B, n)`, those of factors `(1 | B, P)`, to marginals."""
-    asked, inputs = _inputs_of(eta_u, eta_v, mask, *graph, check=True)
+    asked, inputs = _inputs_of(True, eta_u, eta_v, mask, *graph)
     if inputs.core.needs_a_look:
         check_scores(inputs.eta_u, inputs.mask, asked.tensors, ())
         check_scores(inputs.eta_v, None, asked.scores, (), asked.allow_minus_inf)
@@ -136,7 +137,7 @@ def _vjp(
 
     tau: if there are structured factors; mu, mu_v: if there is a gradient of the objective.
     """
-    asked, inputs = _inputs_of(eta_u, eta_v, mask, *graph, check=False)
+    asked, inputs = _inputs_of(False, eta_u, eta_v, mask, *graph)
     if tau is not None:
         # The structures are of no fixed number, so the operator can't return them: find them again.
         raw = _engines.solve(inputs, asked.options, as_numpy(tau))
@@ -229,7 +230,9 @@ class _Hidden:
         if not may_be_traced():
             return self.function(*args)
         if self.hidden is None:  # not before: marking a function imports the whole compiler
-            self.hidden = torch.compiler.disable(self.function)
+            disable: Any = torch.compiler.disable
+            self.hidden = disable(self.function)
+        assert self.hidden is not None
         return self.hidden(*args)
 
 
