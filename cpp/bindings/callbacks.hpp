@@ -7,6 +7,7 @@
 
 #include "arrays.hpp"
 #include "factormax/problem.hpp"
+#include "factormax/structured/oracle.hpp"
 #include "interpreter.hpp"
 
 namespace factormax::python {

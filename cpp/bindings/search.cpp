@@ -50,19 +50,18 @@ best_structures(OracleKind which, Vector<const std::int32_t> shape, Matrix<const
                                             static_cast<std::int64_t>(eta_v.shape(1))),
       "the structured factor has the wrong kind or shape");
   require(eta_v.shape(0) == batch && param.shape(0) == batch, "the batch sizes differ");
-  const int vars = static_cast<int>(eta_u.shape(1));
   Oracle oracle;
   Workspace counter;
-  oracle.allocate(which, sizes, vars, counter);
+  oracle.allocate(which, sizes, counter);
   Workspace workspace(counter.used());
   if (!workspace.valid()) throw std::bad_alloc();
-  oracle.allocate(which, sizes, vars, workspace);
+  oracle.allocate(which, sizes, workspace);
   std::vector<std::int32_t> on(batch * oracle.slots()), features(batch * oracle.feature_slots());
   std::vector<std::uint8_t> found(batch);
   without_gil([&] {
     for (std::size_t i = 0; i < batch; ++i) {
       const double* scores = eta_u.data() + i * eta_u.shape(1);
-      if (!oracle.prepare(scores, param(i), nullptr, 0)) continue;
+      if (!oracle.prepare(scores, {param(i)})) continue;
       found[i] =
           oracle.map(scores, eta_v.data() + i * eta_v.shape(1), on.data() + i * oracle.slots(),
                      features.data() + i * oracle.feature_slots(), nullptr) == OracleAnswer::found;

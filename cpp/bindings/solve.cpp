@@ -509,14 +509,10 @@ void bind_enums(nb::module_& m) {
       .value("row", BlockKind::row, "Rows, each for itself.")
       .value("or_out", BlockKind::or_out, "The rows of OrOut, solved together.")
       .value("band", BlockKind::band, "Two bounds of one sum.");
-  nb::enum_<OracleKind>(m, "OracleKind", nb::is_arithmetic())
-      .value("tree", OracleKind::tree)
-      .value("projective_tree", OracleKind::projective_tree)
-      .value("matching", OracleKind::matching)
-      .value("sequence", OracleKind::sequence)
-      .value("sequence_budget", OracleKind::sequence_budget)
-      .value("table", OracleKind::table)
-      .value("callback", OracleKind::callback);
+  nb::enum_<OracleKind> oracles(m, "OracleKind", nb::is_arithmetic());
+#define FACTORMAX_ORACLE(kind, Class) oracles.value(#kind, OracleKind::kind);
+  FACTORMAX_ORACLES(FACTORMAX_ORACLE)
+#undef FACTORMAX_ORACLE
   nb::enum_<Status>(m, "Status", nb::is_arithmetic())
       .value("converged", Status::converged)
       .value("max_iter", Status::max_iter)

@@ -671,7 +671,7 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
   for (int f = 0; f < problem.structured.count; ++f) {
     Oracle oracle;
     oracle.allocate(static_cast<OracleKind>(problem.structured.kind[f]),
-                    problem.structured.shapes(f), problem.structured.vars(f).size, counter);
+                    problem.structured.shapes(f), counter);
     sizes[f] = {oracle.slots(), oracle.feature_slots(),
                 oracle.is_dense() ? problem.structured.scores(f) : 0};
   }
@@ -684,7 +684,7 @@ int list_length(const Problem<T>& problem, int f) {
   if (s.kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) {
     return RowForm<T>::list_length(s, f);
   }
-  return SequenceFlow::num_flags(Oracle::sequence_shape(s.shapes(f)));
+  return SequenceFlow::num_flags(oracle::SequenceShape(s.shapes(f)));
 }
 
 template <class T>

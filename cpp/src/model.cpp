@@ -5,6 +5,8 @@
 #include <limits>
 #include <tuple>
 
+#include "factormax/structured/oracle.hpp"
+
 namespace factormax {
 
 namespace {
@@ -228,41 +230,6 @@ class Model::Repeats {
   std::vector<std::int64_t> last_;  // the factor that a variable was last in
   std::int64_t factors_ = 0;
 };
-
-bool fits(OracleKind kind, Span<const std::int32_t> shape, std::int64_t vars, std::int64_t scores) {
-  const auto sized = [&](int size) {
-    return shape.size == size &&
-           std::all_of(shape.begin(), shape.end(), [](int s) { return s >= 0 && s < (1 << 20); });
-  };
-  const auto at = [&](int i) { return std::int64_t(shape[i]); };
-  switch (kind) {
-    case OracleKind::tree:
-    case OracleKind::projective_tree:
-      return sized(2) && at(0) > 0 && vars == at(0) * at(0) && scores == 0;
-    case OracleKind::matching:
-      return sized(2) && 0 < at(0) && at(0) <= at(1) && vars == at(0) * at(1) && scores == 0;
-    case OracleKind::sequence: {
-      if (!sized(5) || at(0) < 1 || at(1) < 1 || vars != at(0) * at(1)) return false;
-      const std::int64_t steps = at(2) != 0 ? at(0) - 1 : 1;
-      const std::int64_t ends = (at(3) != 0) + (at(4) != 0);
-      return scores == steps * at(1) * at(1) + ends * at(1);
-    }
-    case OracleKind::sequence_budget:
-      return sized(3) && at(0) > 0 && vars == at(0) && scores == (at(1) != 0 ? at(0) - 1 : 1);
-    case OracleKind::table: {
-      std::int64_t sum = 0, states = 1;
-      if (shape.size < 1) return false;
-      for (const int s : shape) {
-        if (s < 1 || (states *= s) >= kLimit) return false;
-        sum += s;
-      }
-      return vars == sum && scores == states;
-    }
-    case OracleKind::callback:
-      return sized(1) && vars > 0 && scores == at(0);
-  }
-  return false;
-}
 
 std::shared_ptr<const Model> Model::make(std::int64_t num_vars, const std::vector<Group>& groups,
                                          std::string& error) {

@@ -19,11 +19,12 @@ struct Allocated {
   Assignment<T> oracle;
   Workspace ws;
 
-  Allocated(int rows, int cols) : ws(bytes(rows, cols)) { oracle.allocate(rows, cols, ws); }
-  static std::size_t bytes(int rows, int cols) {
+  Allocated(int rows, int cols) {
+    const std::int32_t shape[]{rows, cols};
     Workspace counter;
-    Assignment<T>().allocate(rows, cols, counter);
-    return counter.used();
+    oracle.allocate({shape, 2}, counter);
+    ws = Workspace(counter.used());
+    oracle.allocate({shape, 2}, ws);
   }
 };
 
@@ -150,8 +151,7 @@ Scores<T> random_scores(Random& random, int rows, int cols, Kind kind,
 template <class T>
 void test_shape(Random& random, int rows, int cols, int repeats, bool brute) {
   Allocated<T> a(rows, cols);
-  CHECK(a.oracle.num_vars() == rows * cols && a.oracle.slots() == rows);
-  CHECK(a.oracle.num_scores() == 0 && a.oracle.feature_slots() == 0);
+  CHECK(a.oracle.slots() == rows && a.oracle.feature_slots() == 0);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
     const double closed = repeat % 5 == 0 ? 0.3 : 0;  // columns

@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "factormax/model.hpp"
+#include "factormax/structured/oracle.hpp"
 #include "solution.hpp"
 
 namespace {
@@ -506,8 +507,9 @@ void test_refused_structures() {
   for (const I32& sizes : {I32{}, I32{2, 0}, I32{3, 3}, I32(40, 2)}) {
     check(false, OracleKind::table, sizes, 5, 6);
   }
-  check(true, OracleKind::callback, {2}, 5, 2);
-  check(false, OracleKind::callback, {2}, 0, 2);
+  check(true, OracleKind::callback, {5, 2}, 5, 2);
+  check(false, OracleKind::callback, {4, 2}, 5, 2);
+  check(false, OracleKind::callback, {0, 2}, 0, 2);
   check(false, static_cast<OracleKind>(99), {2}, 5, 2);
 
   Group own = matchings(0, {strided(0, {4}, {1}, {1}, {1})});

@@ -23,8 +23,8 @@ struct Case {
 
 Case draw(Random& random, int length, int states, double scale, bool tied) {
   Case c;
-  c.shape = {length, states, random.flip(), random.flip(), random.flip()};
-  c.numbers = {length, states, c.shape.per_step, c.shape.has_initial, c.shape.has_final};
+  c.numbers = {length, states, random.flip(), random.flip(), random.flip()};
+  c.shape = oracle::SequenceShape({c.numbers.data(), 5});
   const auto score = [&] { return scale * (tied ? random.integer(0, 2) : random.normal()); };
   const double inf = std::numeric_limits<double>::infinity();
   c.uniform = random.flip();
@@ -65,7 +65,7 @@ struct Solvers {
     allocate(c, memory);
   }
   void allocate(const Case& c, Workspace& ws) {
-    oracle.allocate(OracleKind::sequence, {c.numbers.data(), 5}, c.vars(), ws);
+    oracle.allocate(OracleKind::sequence, {c.numbers.data(), 5}, ws);
     ActiveSet::Shape shape;
     shape.vars = c.vars();
     shape.slots = oracle.slots();
@@ -83,7 +83,7 @@ void check_case(Random& random, const Case& c, double scale) {
   std::vector<double> v(n), other(n);
   Control control;
   std::int64_t calls = 0;
-  s.oracle.prepare(c.x.data(), 0, nullptr, 0);
+  s.oracle.prepare(c.x.data());
   s.set.begin(c.w.data(), c.uniform);
   const ActiveSetResult by_paths =
       s.set.solve(c.x.data(), c.eta_v.data(), s.oracle, 100000, control, false, other.data());

@@ -64,8 +64,6 @@ struct Structure {
 // Runs the oracle twice, in its own workspace: the second answer must be the first.
 template <class T, class Oracle>
 Structure<T> best_of(Oracle& oracle, const std::vector<T>& eta_u, const std::vector<T>& eta_v) {
-  CHECK(static_cast<int>(eta_u.size()) == oracle.num_vars());
-  CHECK(static_cast<int>(eta_v.size()) == oracle.num_scores());
   Structure<T> out, again;
   for (Structure<T>* s : {&out, &again}) {
     s->on.assign(oracle.slots(), kPoison);
@@ -76,11 +74,11 @@ Structure<T> best_of(Oracle& oracle, const std::vector<T>& eta_u, const std::vec
   if (!out.found) return out;
   CHECK(out.on == again.on && out.features == again.features);
   for (const int j : out.on) {
-    CHECK(j >= -1 && j < oracle.num_vars());
+    CHECK(j >= -1 && j < static_cast<int>(eta_u.size()));
     if (j >= 0) out.value += eta_u[j];
   }
   for (const int k : out.features) {
-    CHECK(k >= -1 && k < oracle.num_scores());
+    CHECK(k >= -1 && k < static_cast<int>(eta_v.size()));
     if (k >= 0) out.value += eta_v[k];
   }
   CHECK(!std::isnan(out.value) && !std::isinf(out.value));
@@ -166,11 +164,11 @@ void check_sequence(Random& random, const Shape& shape, int present, int kind, d
                     bool all) {
   Sequence<T> oracle;
   Workspace count;
-  const factormax::oracle::SequenceShape sizes{shape.length, shape.states, shape.per_step,
-                                               shape.has_initial, shape.has_final};
-  oracle.allocate(sizes, count);
+  const std::int32_t sizes[]{shape.length, shape.states, shape.per_step, shape.has_initial,
+                             shape.has_final};
+  oracle.allocate({sizes, 5}, count);
   Workspace ws(count.used());
-  oracle.allocate(sizes, ws);
+  oracle.allocate({sizes, 5}, ws);
   CHECK(ws.used() == count.used());
   CHECK(oracle.slots() == shape.length && oracle.feature_slots() == shape.length + 1);
 
@@ -297,9 +295,10 @@ void check_budget(Random& random, int length, bool per_step, int budget, int kin
   SequenceBudget<T> oracle;
   Workspace count;
   const int most_budget = random.flip() ? std::max(0, budget) : 1 << 30;
-  oracle.allocate(length, per_step, most_budget, count);
+  const std::int32_t sizes[]{length, per_step, most_budget};
+  oracle.allocate({sizes, 3}, count);
   Workspace ws(count.used());
-  oracle.allocate(length, per_step, most_budget, ws);
+  oracle.allocate({sizes, 3}, ws);
   CHECK(ws.used() == count.used());
   CHECK(oracle.slots() == length && oracle.feature_slots() == length - 1);
 
@@ -307,7 +306,7 @@ void check_budget(Random& random, int length, bool per_step, int budget, int kin
   const std::vector<T> eta_v = scores<T>(random, kind, per_step ? length - 1 : 1, 0);
   std::vector<T> coupling = eta_v;
   if (!per_step) coupling.assign(length - 1, eta_v[0]);
-  CHECK(oracle.prepare(eta_u.data(), budget));
+  CHECK(oracle.prepare(eta_u.data(), {double(budget)}));
   const Structure<T> found = best_of<T>(oracle, eta_u, eta_v);
   CHECK(found.found);
 

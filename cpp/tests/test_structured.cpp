@@ -117,12 +117,12 @@ double best_score(const Problem<T>& p, int f, std::vector<double> scores, const 
   Oracle oracle;
   Workspace counter;
   const auto kind = static_cast<OracleKind>(p.structured.kind[f]);
-  oracle.allocate(kind, p.structured.shapes(f), p.structured.vars(f).size, counter);
+  oracle.allocate(kind, p.structured.shapes(f), counter);
   Workspace ws(counter.used());
-  oracle.allocate(kind, p.structured.shapes(f), p.structured.vars(f).size, ws);
+  oracle.allocate(kind, p.structured.shapes(f), ws);
   std::vector<double> own(eta_v, eta_v + p.structured.scores(f));
   std::vector<std::int32_t> on(oracle.slots() + 1), features(oracle.feature_slots() + 1);
-  CHECK(oracle.prepare(scores.data(), p.structured.param.at(0)[f], nullptr, 0));
+  CHECK(oracle.prepare(scores.data(), {p.structured.param.at(0)[f]}));
   CHECK(oracle.map(scores.data(), own.data(), on.data(), features.data(), nullptr) ==
         OracleAnswer::found);
   double sum = 0;

@@ -106,7 +106,7 @@ void check_table(Random& random, const std::vector<std::int32_t>& sizes, int kin
     vars += size;
     joint *= size;
   }
-  CHECK(oracle.num_vars() == vars && oracle.num_scores() == joint);
+  CHECK(Table<T>::fits({sizes.data(), m}, vars, joint));
   std::vector<T> eta_u = scores<T>(random, kind, vars, forbidden);
   const std::vector<T> eta_v = scores<T>(random, kind, joint, forbidden);
   bool whole = true;

@@ -216,13 +216,12 @@ struct Allocated {
   Oracle oracle;
   Workspace ws;
 
-  Allocated(int n, bool single_root) : ws(bytes(n, single_root)) {
-    oracle.allocate(n, single_root, ws);
-  }
-  static std::size_t bytes(int n, bool single_root) {
+  Allocated(int n, bool single_root) {
+    const std::int32_t shape[]{n, single_root};
     Workspace counter;
-    Oracle().allocate(n, single_root, counter);
-    return counter.used();
+    oracle.allocate({shape, 2}, counter);
+    ws = Workspace(counter.used());
+    oracle.allocate({shape, 2}, ws);
   }
 };
 
@@ -308,8 +307,7 @@ void forbid(std::vector<T>& eta, const std::vector<int>& gone) {
 template <class Oracle, class T, class Best>
 void compare(Random& random, int n, bool single_root, bool projective, int repeats, Best best) {
   Allocated<Oracle> a(n, single_root);
-  CHECK(a.oracle.num_vars() == n * n && a.oracle.slots() == n);
-  CHECK(a.oracle.num_scores() == 0 && a.oracle.feature_slots() == 0);
+  CHECK(a.oracle.slots() == n && a.oracle.feature_slots() == 0);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
     const std::vector<int> gone = random_pattern(random, n, forbidden, absent);

@@ -51,7 +51,7 @@ struct Group {
   bool structured = false;
   // Of structured factors only:
   std::string name;
-  OracleKind oracle = OracleKind::tree;
+  OracleKind oracle{};
   std::vector<std::int32_t> shape;
   std::int32_t num_scores = 0;  // of its own, per factor
   int slots = 0;                // the most variables that a structure has on
@@ -75,15 +75,12 @@ struct Param {
 struct StructuredView {
   std::string name;
   int group = 0, number = 0;  // which factor of which group it is
-  OracleKind kind = OracleKind::tree;
+  OracleKind kind{};
   bool linked = false;
   std::vector<std::int32_t> shape, variables;
   int score_begin = 0, num_scores = 0;  // in eta_v
   int slots = 0;
 };
-
-// Whether the shape of a structured factor is one, and agrees with its variables and scores.
-bool fits(OracleKind kind, Span<const std::int32_t> shape, std::int64_t vars, std::int64_t scores);
 
 class Model {
  public:

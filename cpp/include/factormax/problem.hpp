@@ -21,16 +21,8 @@ enum class BlockKind : std::int8_t {
   band = 2,    // two rows of the same entries, -a . mu <= -lower, then a . mu <= upper
 };
 
-// Structures with a MAP oracle, and what `shape` tells of each.
-enum class OracleKind : std::int8_t {
-  tree = 0,             // words, single root?
-  projective_tree = 1,  // the same
-  matching = 2,         // rows, columns
-  sequence = 3,         // length, states, transitions per step? initial? final?
-  sequence_budget = 4,  // length, transitions per step? largest budget; the parameter is the budget
-  table = 5,            // the sizes of its groups
-  callback = 6,         // number of scores
-};
+// Structures with a MAP oracle: `structured/oracle.hpp` lists them.
+enum class OracleKind : std::int8_t;
 
 enum class OracleAnswer { found, none, failed };
 

@@ -110,7 +110,7 @@ class Factor(StructuredFactor):
         if scores is not None:
             self._score_parts = (self._own_scores(scores),)
         self._oracle = OracleKind.callback
-        self._oracle_shape = (self._num_scores,)
+        self._oracle_shape = (self._size, self._num_scores)
         if native_map is not None:
             _address_of(self.name, native_map)  # raises if it is none
         self.native_map = native_map

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/vector_ops.hpp"
 
 namespace factormax::oracle {
@@ -80,9 +81,15 @@ struct PresentWords {
 template <class T>
 class Arborescence {
  public:
-  void allocate(int words, bool single_root, Workspace& ws) {
-    words_ = words;
-    single_root_ = single_root;
+  // shape: words, and whether there is a single root.
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    return is_shape(shape, 2) && shape[0] > 0 && vars == std::int64_t(shape[0]) * shape[0] &&
+           scores == 0;
+  }
+
+  void allocate(Shape shape, Workspace& ws) {
+    const int words = words_ = shape[0];
+    single_root_ = shape[1] != 0;
     stride_ = (words + 8) / 8 * 8;  // at least words + 1
     present_.word = ws.take<std::int32_t>(words);
     gathered_ = ws.take<T>(std::int64_t(words) * words);
@@ -97,12 +104,10 @@ class Arborescence {
     place_ = ws.take<std::int32_t>(words);
   }
 
-  int num_vars() const { return words_ * words_; }
-  int num_scores() const { return 0; }
   int slots() const { return words_; }
   int feature_slots() const { return 0; }
 
-  bool prepare(const T* eta_u) {
+  bool prepare(const T* eta_u, const InstanceInputs& = {}) {
     present_.find(eta_u, words_);
     return present_.every_arc || (present_.every_root && !single_root_) || solve(eta_u);
   }

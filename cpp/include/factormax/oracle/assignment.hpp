@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/vector_ops.hpp"
 
 namespace factormax::oracle {
@@ -25,9 +26,14 @@ namespace factormax::oracle {
 template <class T>
 class Assignment {
  public:
-  void allocate(int rows, int cols, Workspace& ws) {
-    rows_ = rows;
-    cols_ = cols;
+  // shape: rows, columns.
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    return is_shape(shape, 2) && 0 < shape[0] && shape[0] <= shape[1] &&
+           vars == std::int64_t(shape[0]) * shape[1] && scores == 0;
+  }
+
+  void allocate(Shape shape, Workspace& ws) {
+    const int rows = rows_ = shape[0], cols = cols_ = shape[1];
     present_ = ws.take<std::int32_t>(rows);
     column_of_ = ws.take<std::int32_t>(rows);
     last_column_ = ws.take<std::int32_t>(rows);
@@ -42,12 +48,10 @@ class Assignment {
     loss_at_ = ws.take<double>(cols);
   }
 
-  int num_vars() const { return rows_ * cols_; }
-  int num_scores() const { return 0; }
   int slots() const { return rows_; }
   int feature_slots() const { return 0; }
 
-  FACTORMAX_VECTOR bool prepare(const T* eta_u) {
+  FACTORMAX_VECTOR bool prepare(const T* eta_u, const InstanceInputs& = {}) {
     double* best = price_.data;  // of each column
     fill(price_, -kInf);
     count_ = 0;

@@ -4,25 +4,30 @@
 #include <cmath>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/problem.hpp"
 
 namespace factormax::oracle {
 
 class Callback {
  public:
-  void allocate(int vars, int scores, Workspace& ws) {
-    vars_ = vars;
-    scores_ = scores;
-    structure_ = ws.take<double>(vars);
+  // shape: variables, scores.
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    return shape.size == 2 && vars > 0 && vars == shape[0] && scores == shape[1];
   }
-  int num_vars() const { return vars_; }
-  int num_scores() const { return scores_; }
+
+  void allocate(Shape shape, Workspace& ws) {
+    vars_ = shape[0];
+    scores_ = shape[1];
+    structure_ = ws.take<double>(vars_);
+  }
+
   int slots() const { return vars_; }
   int feature_slots() const { return 0; }
 
-  bool prepare(const double*, const CallbackFunction* function, std::int64_t instance) {
-    function_ = function;
-    instance_ = instance;
+  bool prepare(const double*, const InstanceInputs& inputs) {
+    function_ = inputs.function;
+    instance_ = inputs.instance;
     return true;
   }
 

@@ -28,9 +28,13 @@ namespace factormax::oracle {
 template <class T>
 class ProjectiveTree {
  public:
-  void allocate(int words, bool single_root, Workspace& ws) {
-    words_ = words;
-    single_root_ = single_root;
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    return Arborescence<T>::fits(shape, vars, scores);
+  }
+
+  void allocate(Shape shape, Workspace& ws) {
+    const int words = words_ = shape[0];
+    single_root_ = shape[1] != 0;
     stride_ = (words + 1 + kBlock) / kBlock * kBlock;  // at least words + 2
     const std::int64_t table = std::int64_t(words + 1) * stride_;
     present_.word = ws.take<std::int32_t>(words);
@@ -43,12 +47,10 @@ class ProjectiveTree {
     todo_ = ws.take<Item>(words + 1);
   }
 
-  int num_vars() const { return words_ * words_; }
-  int num_scores() const { return 0; }
   int slots() const { return words_; }
   int feature_slots() const { return 0; }
 
-  bool prepare(const T* eta_u) {
+  bool prepare(const T* eta_u, const InstanceInputs& = {}) {
     present_.find(eta_u, words_);
     return present_.count == 0 || present_.every_arc || (present_.every_root && !single_root_) ||
            fill_tables(eta_u) >= 0;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/oracle/max_plus.hpp"
 
 namespace factormax::oracle {
@@ -17,6 +18,15 @@ namespace factormax::oracle {
 struct SequenceShape {
   int length = 0, states = 0;
   bool per_step = false, has_initial = false, has_final = false;
+
+  SequenceShape() = default;
+  // length, states, whether there are transitions per step, initial scores, final scores.
+  explicit SequenceShape(Shape shape)
+      : length(shape[0]),
+        states(shape[1]),
+        per_step(shape[2] != 0),
+        has_initial(shape[3] != 0),
+        has_final(shape[4] != 0) {}
 
   // The transitions from a state into step t.
   int transition_at(int t, int from) const {
@@ -30,21 +40,28 @@ struct SequenceShape {
 template <class T>
 class Sequence {
  public:
-  void allocate(const SequenceShape& shape, Workspace& ws) {
-    shape_ = shape;
-    length_ = shape.length;
-    states_ = shape.states;
+  // shape: see SequenceShape.
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    if (!is_shape(shape, 5) || shape[0] < 1 || shape[1] < 1) return false;
+    const std::int64_t length = shape[0], states = shape[1];
+    const std::int64_t steps = shape[2] != 0 ? length - 1 : 1;
+    const std::int64_t ends = (shape[3] != 0) + (shape[4] != 0);
+    return vars == length * states && scores == steps * states * states + ends * states;
+  }
+
+  void allocate(Shape shape, Workspace& ws) {
+    shape_ = SequenceShape(shape);
+    length_ = shape_.length;
+    states_ = shape_.states;
     best_ = ws.take<T>(std::int64_t(length_) * states_);
   }
 
-  int num_vars() const { return length_ * states_; }
-  int num_scores() const { return shape_.num_scores(); }
   const SequenceShape& shape() const { return shape_; }
   int steps() const { return present_; }  // after `prepare`
   int slots() const { return length_; }
   int feature_slots() const { return length_ + 1; }  // transitions, then initial, then final
 
-  bool prepare(const T* eta_u) {
+  bool prepare(const T* eta_u, const InstanceInputs& = {}) {
     present_ = 0;
     while (present_ < length_ && any_allowed(eta_u + present_ * states_)) ++present_;
     return true;  // only eta_v can forbid every sequence

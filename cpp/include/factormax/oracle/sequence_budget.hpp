@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/oracle/max_plus.hpp"
 
 namespace factormax::oracle {
@@ -17,23 +18,28 @@ namespace factormax::oracle {
 template <class T>
 class SequenceBudget {
  public:
-  // `most`: no budget will be larger. The scratch grows with it.
-  void allocate(int length, bool per_step, int most, Workspace& ws) {
-    length_ = length;
-    per_step_ = per_step;
-    most_ = std::max(0, std::min(most, length));
+  // shape: length, whether there is a transition per step, and a number that no budget, which is
+  // the parameter, exceeds. The scratch grows with it.
+  static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
+    return is_shape(shape, 3) && shape[0] > 0 && vars == shape[0] &&
+           scores == (shape[1] != 0 ? shape[0] - 1 : 1);
+  }
+
+  void allocate(Shape shape, Workspace& ws) {
+    const int length = length_ = shape[0];
+    per_step_ = shape[1] != 0;
+    most_ = std::max(0, std::min(shape[2], length));
     gain_ = ws.take<T>(length);
     on_ = ws.take<T>(2 * (most_ + 1));
     best_ = ws.take<T>(3 * (most_ + 1));
     choice_ = ws.take<std::uint8_t>(std::int64_t(length) * (most_ + 1));
   }
 
-  int num_vars() const { return length_; }
-  int num_scores() const { return per_step_ ? length_ - 1 : 1; }
   int slots() const { return length_; }
   int feature_slots() const { return length_ - 1; }
 
-  bool prepare(const T* eta_u, int budget) {
+  bool prepare(const T* eta_u, const InstanceInputs& inputs) {
+    const int budget = static_cast<int>(inputs.param);
     int allowed = 0;
     for (int t = 0; t < length_; ++t) allowed += eta_u[t] != -kInf;
     budget_ = std::max(0, std::min({budget, most_, allowed}));

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "factormax/oracle/inputs.hpp"
 #include "factormax/oracle/max_plus.hpp"
 
 namespace factormax::oracle {
@@ -19,7 +20,18 @@ namespace factormax::oracle {
 template <class T>
 class Table {
  public:
-  void allocate(Span<const std::int32_t> group_sizes, Workspace& ws) {
+  // shape: the sizes of the groups.
+  static bool fits(Shape group_sizes, std::int64_t vars, std::int64_t scores) {
+    std::int64_t sum = 0, states = 1;
+    if (group_sizes.empty()) return false;
+    for (const std::int32_t size : group_sizes) {
+      if (size < 1 || (states *= size) >= std::int64_t(1) << 30) return false;
+      sum += size;
+    }
+    return vars == sum && scores == states;
+  }
+
+  void allocate(Shape group_sizes, Workspace& ws) {
     groups_ = group_sizes.size;
     sizes_ = ws.take<std::int32_t>(groups_);
     if (sizes_.data != nullptr) copy(group_sizes, sizes_);
@@ -40,12 +52,10 @@ class Table {
     best_ = ws.take<T>(cols_);
   }
 
-  int num_vars() const { return num_vars_; }
-  int num_scores() const { return joint_; }
   int slots() const { return groups_; }
   int feature_slots() const { return 1; }
 
-  bool prepare(const T* eta_u) {
+  bool prepare(const T* eta_u, const InstanceInputs& = {}) {
     whole_ = true;
     for (int g = 0, at = 0; g < groups_; at += sizes_[g++]) {
       whole_ = whole_ && first_best(eta_u + at, sizes_[g]) >= 0;

@@ -12,56 +12,54 @@
 #include "factormax/oracle/table.hpp"
 #include "factormax/problem.hpp"
 
+// All oracles: the kind, an enumerator of OracleKind here and in Python, and the class. This is the
+// one place where they are listed.
+#define FACTORMAX_ORACLES(ORACLE)                         \
+  ORACLE(tree, oracle::Arborescence<double>)              \
+  ORACLE(projective_tree, oracle::ProjectiveTree<double>) \
+  ORACLE(matching, oracle::Assignment<double>)            \
+  ORACLE(sequence, oracle::Sequence<double>)              \
+  ORACLE(sequence_budget, oracle::SequenceBudget<double>) \
+  ORACLE(table, oracle::Table<double>)                    \
+  ORACLE(callback, oracle::Callback)
+
 namespace factormax {
+
+enum class OracleKind : std::int8_t {
+#define FACTORMAX_ORACLE(kind, Class) kind,
+  FACTORMAX_ORACLES(FACTORMAX_ORACLE)
+#undef FACTORMAX_ORACLE
+};
+
+// Whether the shape of a structured factor is one, and agrees with its variables and scores.
+inline bool fits(OracleKind which, oracle::Shape shape, std::int64_t vars, std::int64_t scores) {
+  switch (which) {
+#define FACTORMAX_ORACLE(kind, Class) \
+  case OracleKind::kind:              \
+    return Class::fits(shape, vars, scores);
+    FACTORMAX_ORACLES(FACTORMAX_ORACLE)
+#undef FACTORMAX_ORACLE
+  }
+  return false;
+}
 
 class Oracle {
  public:
-  // shape: what the kind needs to know of its size, see OracleKind.
-  void allocate(OracleKind kind, Span<const std::int32_t> shape, int vars, Workspace& ws) {
-    switch (kind) {
-      case OracleKind::tree:
-        make<oracle::Arborescence<double>>(ws, shape[0], shape[1] != 0);
-        break;
-      case OracleKind::projective_tree:
-        make<oracle::ProjectiveTree<double>>(ws, shape[0], shape[1] != 0);
-        break;
-      case OracleKind::matching:
-        make<oracle::Assignment<double>>(ws, shape[0], shape[1]);
-        break;
-      case OracleKind::sequence:
-        make<oracle::Sequence<double>>(ws, sequence_shape(shape));
-        break;
-      case OracleKind::sequence_budget:
-        make<oracle::SequenceBudget<double>>(ws, shape[0], shape[1] != 0, shape[2]);
-        break;
-      case OracleKind::table:
-        make<oracle::Table<double>>(ws, shape);
-        break;
-      case OracleKind::callback:
-        make<oracle::Callback>(ws, vars, shape[0]);
-        break;
+  // The shape must fit.
+  void allocate(OracleKind which, oracle::Shape shape, Workspace& ws) {
+    switch (which) {
+#define FACTORMAX_ORACLE(kind, Class)             \
+  case OracleKind::kind:                          \
+    oracle_.emplace<Class>().allocate(shape, ws); \
+    break;
+      FACTORMAX_ORACLES(FACTORMAX_ORACLE)
+#undef FACTORMAX_ORACLE
     }
   }
 
-  static oracle::SequenceShape sequence_shape(Span<const std::int32_t> shape) {
-    return {shape[0], shape[1], shape[2] != 0, shape[3] != 0, shape[4] != 0};
-  }
-
   // Once per instance; false if there is no structure.
-  bool prepare(const double* eta_u, double param, const CallbackFunction* function,
-               std::int64_t instance) {
-    return std::visit(
-        [&](auto& o) {
-          using O = std::decay_t<decltype(o)>;
-          if constexpr (std::is_same_v<O, oracle::SequenceBudget<double>>) {
-            return o.prepare(eta_u, static_cast<int>(param));
-          } else if constexpr (std::is_same_v<O, oracle::Callback>) {
-            return o.prepare(eta_u, function, instance);
-          } else {
-            return o.prepare(eta_u);
-          }
-        },
-        oracle_);
+  bool prepare(const double* eta_u, const oracle::InstanceInputs& inputs = {}) {
+    return std::visit([&](auto& o) { return o.prepare(eta_u, inputs); }, oracle_);
   }
 
   OracleAnswer map(const double* eta_u, const double* eta_v, std::int32_t* on,
@@ -87,17 +85,12 @@ class Oracle {
   bool is_dense() const { return std::holds_alternative<oracle::Callback>(oracle_); }
 
  private:
-  template <class O, class... Shape>
-  void make(Workspace& ws, Shape... shape) {
-    O made;
-    made.allocate(shape..., ws);
-    oracle_ = made;
-  }
+  template <class, class... Classes>
+  using OneOf = std::variant<Classes...>;
 
-  std::variant<oracle::Arborescence<double>, oracle::ProjectiveTree<double>,
-               oracle::Assignment<double>, oracle::Sequence<double>, oracle::SequenceBudget<double>,
-               oracle::Table<double>, oracle::Callback>
-      oracle_;
+#define FACTORMAX_ORACLE(kind, Class) , Class
+  OneOf<void FACTORMAX_ORACLES(FACTORMAX_ORACLE)> oracle_;
+#undef FACTORMAX_ORACLE
 };
 
 }  // namespace factormax

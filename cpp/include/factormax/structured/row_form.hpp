@@ -9,6 +9,7 @@
 #pragma once
 
 #include "factormax/problem.hpp"
+#include "factormax/structured/oracle.hpp"
 #include "factormax/structured/tree_cuts.hpp"
 
 namespace factormax {

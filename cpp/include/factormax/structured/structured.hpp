@@ -194,7 +194,7 @@ class StructuredFactors {
     for (int f = 0; f < s.count; ++f) {
       StructuredFactor made;
       const int vars = s.vars(f).size;
-      made.oracle.allocate(static_cast<OracleKind>(s.kind[f]), s.shapes(f), vars, ws);
+      made.oracle.allocate(static_cast<OracleKind>(s.kind[f]), s.shapes(f), ws);
       ActiveSet::Shape shape;
       shape.vars = vars;
       shape.slots = made.oracle.slots();
@@ -204,7 +204,7 @@ class StructuredFactors {
       most_structures = std::max(most_structures, shape.capacity);
       made.set.allocate(shape, ws);
       if (s.kind[f] == static_cast<std::int8_t>(OracleKind::sequence)) {
-        const oracle::SequenceShape sequence = Oracle::sequence_shape(s.shapes(f));
+        const oracle::SequenceShape sequence(s.shapes(f));
         made.has_flow = SequenceFlow::fits(sequence);
         if (made.has_flow) made.flow.allocate(sequence, ws);
       }
@@ -292,7 +292,7 @@ class StructuredFactors {
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
       const double number = param == nullptr ? 0.0 : param[f];
-      factor.impossible = !factor.oracle.prepare(factor.x.data, number, function, s.first + i);
+      factor.impossible = !factor.oracle.prepare(factor.x.data, {number, function, s.first + i});
       possible &= !factor.impossible;
     }
     return possible;
