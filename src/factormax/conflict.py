@@ -279,7 +279,7 @@ class _Instance:
             here = self.present[factor.variables]
             given = np.asarray(np.where(here, scores, -np.inf), dtype=np.float64)
             if factor.kind == OracleKind.callback:
-                found = own.ask(given, barrier)
+                found = own._ask(given, barrier)
                 return np.inf if found is None else float(given[found[0] == 1].sum())
             on, _, exists = best_structures(
                 factor.kind, factor.shape, given[None], barrier[None], param

@@ -57,15 +57,11 @@ class VariableTensor:
 class FactorGraph:
     r"""A factor graph over binary variables, for NumPy arrays and torch tensors alike.
 
-    `solve` finds the LP-SparseMAP solution,
-
-    $$\max_\mu\; \eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2,$$
-
-    over the $\mu$ that every factor agrees with. It is sparse, unique, and differentiable.
-
-    Args:
-        batch_dims: how many leading dimensions of every scores array are batch dimensions. All
-            instances share the factors; scores, masks and parameters may differ.
+    `solve` finds the LP-SparseMAP solution, which is sparse, unique and differentiable: the maximum
+    of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$ over the $\mu$ that every
+    factor agrees with. The first `batch_dims` dimensions of all scores are those of a batch: its
+    instances share the factors; scores, masks and parameters may differ. docs/queries.md has every
+    option of the queries.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -110,19 +106,10 @@ class FactorGraph:
     def variable_from(
         self, scores: ArrayLike, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable:
-        """Adds a tensor of binary variables with these scores.
+        """Adds a tensor of binary variables with these scores, `(*batch, *shape)`.
 
-        Args:
-            scores: `(*batch, *shape)`, an array or a torch tensor. −inf switches a variable off,
-                as a mask does.
-            mask: boolean, broadcastable to the scores. Where it is False, the variable is off: its
-                value and gradient are 0, every factor sees it as 0, and its negation is true. A
-                factor all of whose variables are masked is absent.
-            name: what messages call the variable; "u" by default.
-
-        Raises:
-            ShapeError: if the batch dimensions do not fit those of earlier variables.
-            GraphError: if the scores are no numbers, or of another library than earlier ones.
+        Where the boolean `mask` is False, or a score −inf, the variable is off: its value and
+        gradient are 0, every factor sees it as 0. `name` is what messages call it.
         """
         label = name or (self._default_name() if self._tensors else "u")
         torch_scores = is_tensor(scores)
@@ -152,10 +139,7 @@ class FactorGraph:
         return self._append(label, full[k:], given, mask)
 
     def variable(self, shape: int | tuple[int, ...], name: str | None = None) -> Variable:
-        """Adds a tensor of binary variables with zero scores, of this shape in every instance.
-
-        They are regularised like all others: −½μ² of each is part of the objective.
-        """
+        """Adds binary variables with zero scores; they are regularised like all others."""
         dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if any(not isinstance(s, (int, np.integer)) or not 0 <= s <= MOST for s in dims):
             raise ShapeError(
@@ -164,11 +148,7 @@ class FactorGraph:
         return self._append(name or self._default_name(), tuple(int(s) for s in dims), None, None)
 
     def add(self, factor: F) -> F:
-        """Adds a factor over variables of this graph, and returns it.
-
-        Raises:
-            GraphError: if it is no factor, or one over variables of another graph.
-        """
+        """Adds a factor over variables of this graph, and returns it."""
         if not isinstance(factor, BaseFactor):
             raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
         if factor.graph is not self:
@@ -250,24 +230,10 @@ class FactorGraph:
     ) -> Solution:
         """Finds the LP-SparseMAP solution; `value` of the variables and factors then hold it.
 
-        Args:
-            method: "auto", or "admm" for the paper's algorithm.
-            tol: how far the constraints may be from holding.
-            max_iter: the most passes over the graph, for each instance.
-            max_inner_iter: the most oracle calls a structured factor may take in one pass. At that
-                limit "auto" stops and returns what it has; "admm" goes on with the next pass.
-            step_size: step size; used only by `method="admm"`.
-            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
-            warm_start: an earlier solution of a graph of the same factors to start from.
-            temperature: a positive number that divides all scores, those of the factors too, or one
-                for each instance, broadcastable to the batch. Towards 0 the answer becomes a single
-                structure. `objective` is that of the divided scores. A torch tensor gets gradients;
-                for NumPy, `solution.vjp` returns the gradient under the key "temperature".
-
-        Raises:
-            ValueError: for NaN or +inf among the scores, naming the first.
-            NotConvergedError: with `on_failure="raise"`; `InfeasibleError` where it is proved
-                that no assignment satisfies the factors.
+        It ends where all constraints hold up to `tol`, or after `max_iter` passes, or at a pass
+        with `max_inner_iter` oracle calls; `on_failure` says what then: "warn", "raise" or
+        "ignore". `temperature` divides all scores, one number or one for each instance.
+        `warm_start` is an earlier solution. `method="admm"` is the paper's, with `step_size`.
         """
         options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
         if temperature is not None:
@@ -317,20 +283,8 @@ class FactorGraph:
         """Finds the LP-MAP answer: the relaxation without the quadratic term.
 
         The solution has also `integral` (is the answer a 0/1 structure; then it is the best one)
-        and `upper_bound` (no structure scores more). `objective` is the value, differentiable.
-
-        Args:
-            method: "auto" (proximal point steps on the LP-SparseMAP solver), or "ad3".
-            tol: how far the constraints may be from holding, and the value from its bound
-                (relative to its size).
-            max_iter: the most passes over the graph, for each instance.
-            max_inner_iter: the most oracle calls a structured factor may take in one pass.
-            step_size: step size; used only by `method="ad3"`.
-            surrogate: the gradient of the answer, which is piecewise constant: None for the true
-                one, 0; "straight-through" hands the gradient on as it is; "spigot" hands on how
-                far the answer moves if it takes a step along the gradient and is projected back.
-            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
-            warm_start: an earlier solution of `solve_map` of a graph of the same factors.
+        and `upper_bound` (no structure scores more). `surrogate` is a gradient for the answer,
+        which is piecewise constant. The other options are those of `solve`, with "ad3" for "admm".
         """
         one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
         checked = _checked_options(
@@ -358,19 +312,9 @@ class FactorGraph:
     ) -> Solution:
         """Finds the best structure, exactly: branch and bound over the LP-MAP relaxation.
 
-        `u.value` is then a 0/1 assignment that satisfies all factors. The solution has also
-        `optimal` (proved to be the best), `upper_bound` and `nodes`. Local search finds good
-        structures before anything is proved: what there is at a limit is worth having.
-
-        Args:
-            max_nodes: the most relaxations to solve, for each instance.
-            time_limit: the most seconds to take, for each instance. Relaxations, elimination and
-                local search look at the clock between their steps. If either limit ends the
-                search, the answer is the best structure found (NaN if none was), and the status
-                says so.
-            tol: the tolerance of each relaxation.
-            max_iter: the most passes over the graph in each relaxation.
-            on_failure: "warn", "raise" or "ignore" if nothing is proved.
+        `u.value` is then a 0/1 assignment that satisfies all factors: the best, if the solution is
+        `optimal`; else the best found in `max_nodes` relaxations or `time_limit` seconds, for each
+        instance (NaN if none was). The solution has also `upper_bound` and `nodes`.
         """
         checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
         nodes = whole_number("max_nodes", max_nodes, 1, MOST)
@@ -394,30 +338,11 @@ class FactorGraph:
     ) -> Any:
         r"""A loss for each instance, `(*batch,)`: 0 where the target is what the graph answers.
 
-        With $s(y)$ the score of a structure, $y$ the target and $\Delta$ the cost,
-
-        - `"sparsemap"`: $\max_\mu [s(\mu) - \tfrac12\|\mu\|^2] - [s(y) - \tfrac12\|y\|^2]$,
-        - `"perceptron"`: $\max_\mu s(\mu) - s(y)$,
-        - `"hinge"`: $\max_\mu [s(\mu) + \Delta(\mu, y)] - s(y)$.
-
-        The gradient is that of the scores at $\mu$ less those at $y$: nothing is differentiated
-        through the solver. `u.value` then holds $\mu$.
-
-        Args:
-            targets: 0/1 arrays `(*batch, *shape)` for variables or slices; together they cover
-                every variable, masked ones aside. The factors' parts are worked out from them.
-            kind: "sparsemap", "perceptron" or "hinge".
-            cost: what a variable that differs costs; used only by `kind="hinge"`. 1 by default
-                (the Hamming cost); a number, an array that fits the target, or a dict of them.
-            mask: where it is False the target is not known: the best completion is taken there. A
-                boolean array that fits the target, or a dict of them.
-            tol: the tolerance of the query.
-            max_iter: the most passes over the graph, for each instance.
-            on_failure: "warn", "raise" or "ignore" if an instance does not converge.
-            temperature: divides all scores, as in `solve`; the cost stays as it is.
-
-        Raises:
-            GraphError: if a target breaks a factor, naming it; or leaves a variable out.
+        With $s(y)$ the score of a structure, $y$ the target and $\Delta$ the `cost`,
+        "sparsemap" is $\max_\mu [s(\mu) - \tfrac12\|\mu\|^2] - [s(y) - \tfrac12\|y\|^2]$,
+        "perceptron" $\max_\mu s(\mu) - s(y)$, "hinge" $\max_\mu [s(\mu) + \Delta(\mu, y)] - s(y)$.
+        `targets` are 0/1 arrays for all variables; where `mask` is False, the best completion is
+        taken. `u.value` then holds $\mu$.
         """
         args = (targets, kind, cost, mask, tol, max_iter, on_failure, temperature)
         if may_be_traced() and self._uses_torch:
@@ -473,8 +398,8 @@ class FactorGraph:
     def _score_parts(self) -> list[Scores]:
         """The factors' own scores, in the order in which the core lays them out: pairs first."""
         if self._parts is None:
-            rows = [part for f in self._factors if not f.structured for part in f._score_parts]
-            self._parts = rows + [part for f in self._structured for part in f._score_parts]
+            pairs = [f for f in self._factors if not isinstance(f, StructuredFactor)]
+            self._parts = [part for f in [*pairs, *self._structured] for part in f._score_parts]
         return self._parts
 
     def _score_layout(self) -> list[tuple[str, tuple[int, ...]]]:

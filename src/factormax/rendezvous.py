@@ -116,7 +116,7 @@ class Rendezvous:
                     np.stack([q.eta_u for q in asked]),
                     np.stack([q.eta_v for q in asked]),
                 )
-                answers = self._keep(factor.call_batch)(eta_u, eta_v)
+                answers = self._keep(factor._call_batch)(eta_u, eta_v)
                 for question, answer in zip(asked, answers, strict=True):
                     question.answer = answer
             except BaseException as error:

@@ -25,6 +25,7 @@ from factormax.arrays import FloatArray
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
+from factormax.factors.pair import Pair
 from factormax.factors.structured import StructuredFactor
 from factormax.status import Status
 
@@ -149,8 +150,8 @@ def _random_numbers(
 ) -> Inputs:
     """Half of the instances whole, half with masks that the factor accepts."""
     n = factor.graph._num_variables
-    scores = factor._count if factor.soft else 0
-    mask = rng.random((trials, n)) < (0.85 if factor.structured else 0.7)
+    scores = factor._count if isinstance(factor, Pair) else 0
+    mask = rng.random((trials, n)) < (0.85 if isinstance(factor, StructuredFactor) else 0.7)
     mask[: (trials + 1) // 2 if masks else trials] = True
     if isinstance(factor, StructuredFactor):
         scores = factor._num_scores
@@ -339,10 +340,10 @@ class _Seen:
 
     def check_features(self) -> None:
         """That `features_of` knows the structures, and their features where there is no choice."""
-        if not isinstance(self.factor, Factor) or not self.factor.tests_assignments:
+        if not isinstance(self.factor, Factor) or not self.factor._tests_assignments:
             return
         for m, n in zip(self.assignments, self.features, strict=True):
-            found = self.factor.checked_features(m)
+            found = self.factor._checked_features(m)
             only = (self.assignments == m).all(axis=1).sum() == 1
             if found is None or (only and not np.allclose(found, n, rtol=0, atol=1e-9)):
                 raise AssertionError(
@@ -466,9 +467,9 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
     if own.native_map is not None:
         oracles["native_map"] = _native(own)
     if type(own).map is not Factor.map:
-        oracles["map"] = own.ask
+        oracles["map"] = own._ask
     if hasattr(own, "map_batch"):
-        oracles["map_batch"] = lambda eta_u, eta_v: own.call_batch(eta_u[None], eta_v[None])[0]
+        oracles["map_batch"] = lambda eta_u, eta_v: own._call_batch(eta_u[None], eta_v[None])[0]
     return oracles
 
 
@@ -482,7 +483,7 @@ def _native(factor: Factor) -> Ask:
     kind = ctypes.CFUNCTYPE(
         ctypes.c_int32, double, whole, double, whole, double, double, ctypes.c_void_p, whole
     )
-    address, data = factor.callback()  # type: ignore[misc]
+    address, data = factor._callback()  # type: ignore[misc]
     function = kind(address)
 
     def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
@@ -492,6 +493,6 @@ def _native(factor: Factor) -> Ask:
         answer = function(pointers[0], m.size, pointers[1], n.size, *pointers[2:], data, 0)
         if answer < 0:
             raise GraphError(f"{factor.name}: native_map reported a failure.")
-        return None if answer > 0 else factor.checked((m, n), eta_u)
+        return None if answer > 0 else factor._checked((m, n), eta_u)
 
     return ask

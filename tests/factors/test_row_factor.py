@@ -13,8 +13,8 @@ from factormax.testing import check_factor
 class Between(RowFactor):
     """The number of variables that are on is between two numbers."""
 
-    param_shapes = ("factor", "factor")
-    fixed_rows = 2
+    _param_shapes = ("factor", "factor")
+    _fixed_rows = 2
 
     def __init__(self, variables, lower, upper, axis=None):
         self._take(variables, axis)
@@ -31,7 +31,7 @@ class Between(RowFactor):
 class Weighted(RowFactor):
     """`Linear`, without its kernel."""
 
-    param_shapes = fm.Linear.param_shapes
+    _param_shapes = fm.Linear._param_shapes
 
     def __init__(self, variables, coefs, lower, upper, axis=None):
         self._take(variables, axis)
@@ -175,7 +175,7 @@ def test_rows_that_make_no_sense(kind, rows):
     """A kernel would answer as if they were other rows."""
 
     class Odd(RowFactor):
-        block_kind = kind
+        _block_kind = kind
 
         @classmethod
         def rows(cls, d):

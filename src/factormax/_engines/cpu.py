@@ -124,7 +124,7 @@ def _callbacks(inputs: Inputs) -> list[Any]:
     Python functions run in the grad mode of the caller: other threads have one of their own.
     """
     keep = grad_mode_keeper()
-    given = [None if o is None else o.callback() for o in inputs.oracles]
+    given = [None if o is None else o._callback() for o in inputs.oracles]
     return [keep(c) if callable(c) else c for c in given]
 
 

@@ -53,19 +53,19 @@ class BaseFactor:
     _registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
     _registered: ClassVar[str] = "BaseFactor"
     #: Shapes of the parameters: "factor" is one number per factor, "literal" one per variable.
-    param_shapes: ClassVar[tuple[str, ...]] = ()
-    #: Whether it is a pair with a score: a soft row, which the core makes itself.
-    soft: ClassVar[bool] = False
-    #: Whether it has a MAP oracle instead of rows: see `factormax.factors.structured`.
-    structured: ClassVar[bool] = False
+    _param_shapes: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
+        """Registers the class."""
         super().__init_subclass__()
+        cls._rules = {}
         name = cls.__name__
         if name in BaseFactor._registry:  # another one of that name: tell them apart
             name = f"{cls.__module__}.{cls.__qualname__}.{next(_NUMBERS)}"
         cls._registered = name
         BaseFactor._registry[name] = cls
+
+    _rules: ClassVar[dict[int, _core.Rule]]  # of one made of rows, for each d
 
     graph: FactorGraph
     _scope: tuple[AnyPart, ...]  # the variables of each of the k factors, part beside part
@@ -75,6 +75,17 @@ class BaseFactor:
     _params: tuple[Param, ...] = ()
     _added: bool = False  # to its graph
     _score_parts: tuple[Scores, ...] = ()  # its own scores
+
+    def __init__(
+        self,
+        variables: Variable | Sequence[Variable],
+        *others: Variable | int | tuple[int, ...],
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        if others:
+            self._take_side_by_side(variables, others, axis)
+        else:
+            self._take(variables, axis)
 
     @property
     def _index(self) -> IndexArray:
@@ -218,7 +229,7 @@ class BaseFactor:
     @property
     def _complete(self) -> bool:
         """Whether it was built without an error."""
-        return len(self._params) == len(self.param_shapes)
+        return len(self._params) == len(self._param_shapes)
 
     @property
     def kind(self) -> str:
@@ -236,27 +247,10 @@ class BaseFactor:
 
     @property
     def value(self) -> Array:
-        """The marginals of the factor's own scores, in their shape, batch dimensions in front.
-
-        Raises:
-            GraphError: if the factor has no scores, or before any query.
-        """
+        """The marginals of the factor's own scores, in their shape, batch dimensions in front."""
         if not self._score_parts:
             raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
         return self.graph._factor_value_of(self._score_parts[0])
-
-    @property
-    def structures(self) -> Array:
-        """The structures of a factor that is solved from a MAP oracle; see `StructuredFactor`."""
-        raise GraphError(
-            f"{self.name} is made of rows, and has no structures: those are of DepTree, Matching, "
-            f"Sequence, SequenceBudget, Table, and factors of your own."
-        )
-
-    @property
-    def probs(self) -> Array:
-        """The probabilities of its structures."""
-        return self.structures
 
     @property
     def _key(self) -> tuple[Any, ...]:
@@ -271,13 +265,13 @@ class BaseFactor:
         """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
         if not is_tracing():
             try:
-                self.check_params(params, self._size, self.kind)
+                self._check_params(params, self._size, self.kind)
             except FactormaxError:  # say it again with the whole name, which takes time to make
-                self.check_params(params, self._size, self.name)
+                self._check_params(params, self._size, self.name)
         self._params = params
 
     @classmethod
-    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+    def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the parameters of factors over d variables make sense."""
 
 
@@ -288,25 +282,9 @@ class RowFactor(BaseFactor):
     """
 
     #: What the rows of one factor are to the core: rows, or a block with a kernel of its own.
-    block_kind: ClassVar[BlockKind] = BlockKind.row
+    _block_kind: ClassVar[BlockKind] = BlockKind.row
     #: How many rows a factor has, if that does not depend on d: saves asking `rows`.
-    fixed_rows: ClassVar[int | None] = None
-    _rules: ClassVar[dict[int, _core.Rule]]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._rules = {}
-
-    def __init__(
-        self,
-        variables: Variable | Sequence[Variable],
-        *others: Variable | int | tuple[int, ...],
-        axis: int | tuple[int, ...] | None = None,
-    ) -> None:
-        if others:
-            self._take_side_by_side(variables, others, axis)
-        else:
-            self._take(variables, axis)
+    _fixed_rows: ClassVar[int | None] = None
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
@@ -314,28 +292,28 @@ class RowFactor(BaseFactor):
         raise NotImplementedError
 
     @classmethod
-    def num_rows(cls, d: int) -> int:
+    def _num_rows(cls, d: int) -> int:
         """How many there are. d may be symbolic, while `torch.compile` traces."""
-        return len(cls.rows(int(d))) if cls.fixed_rows is None else cls.fixed_rows
+        return len(cls.rows(int(d))) if cls._fixed_rows is None else cls._fixed_rows
 
     @classmethod
-    def rule(cls, d: int) -> _core.Rule:
+    def _rule(cls, d: int) -> _core.Rule:
         """The rows as the core takes them."""
         found = cls._rules.get(d)
         if found is None:
-            per_literal = [shape == "literal" for shape in cls.param_shapes]
-            found = _core.Rule(cls._registered, cls.block_kind, d, per_literal, cls.rows(d))
+            per_literal = [shape == "literal" for shape in cls._param_shapes]
+            found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, cls.rows(d))
             cls._rules[d] = found
         return found
 
     @property
     def _key(self) -> tuple[Any, ...]:
         """What tells it from other factors, numbers aside."""
-        return self._rules.get(self._size) or self.rule(self._size), self._scope
+        return self._rules.get(self._size) or self._rule(self._size), self._scope
 
     def _group(self) -> _core.Group:
         """The factor as the core takes it."""
-        return _core.Group.rows(self.rule(self._size), [p.core() for p in self._scope])
+        return _core.Group.rows(self._rule(self._size), [p.core() for p in self._scope])
 
 
 def _left(shape: tuple[int, ...], last: tuple[int, ...]) -> tuple[int, ...]:

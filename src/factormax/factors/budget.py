@@ -25,8 +25,8 @@ class Budget(CountingFactor):
         GraphError: if the budget is negative or not whole.
     """
 
-    word = "budget"
-    needs_that_many = False
+    _word = "budget"
+    _needs_that_many = False
 
     def __init__(
         self,

@@ -18,10 +18,10 @@ __all__ = ["CountingFactor"]
 class CountingFactor(RowFactor):
     """A bound on the number of variables that are on, one number per factor."""
 
-    param_shapes = ("factor",)
-    fixed_rows = 1
-    word = "count"
-    needs_that_many = True
+    _param_shapes = ("factor",)
+    _fixed_rows = 1
+    _word = "count"
+    _needs_that_many = True
 
     def __init__(
         self,
@@ -30,17 +30,17 @@ class CountingFactor(RowFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         self._take(variables, axis)
-        self._set_params(take_param(self, self.word, count, self._group_shape))
+        self._set_params(take_param(self, self._word, count, self._group_shape))
 
     @classmethod
-    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+    def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the counts are whole, not negative, and can be met."""
         (given,) = params
         if type(given) is float and 0 <= given <= d and given.is_integer():  # most often
             return
-        check_whole(name, cls.word, given)
+        check_whole(name, cls._word, given)
         most = np.max(given, initial=0)
-        if cls.needs_that_many and most > d:
+        if cls._needs_that_many and most > d:
             raise InfeasibleError(
-                f"{name}: {cls.word} is {int(most)}, but there are only {d} variables."
+                f"{name}: {cls._word} is {int(most)}, but there are only {d} variables."
             )

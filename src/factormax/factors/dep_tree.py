@@ -39,7 +39,7 @@ class DepTree(StructuredFactor):
                [0., 1., 0.]]))
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("n", "n")
+    _axes: ClassVar[tuple[str, ...]] = ("n", "n")
 
     def __init__(
         self,

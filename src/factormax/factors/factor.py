@@ -181,7 +181,7 @@ class Factor(StructuredFactor):
 
     # ---- for the engine --------------------------------------------------------------------------
 
-    def own_scores(self, eta_v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _in_shape(self, eta_v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Flat scores of the factor's own, in their shape."""
         return eta_v.reshape(self._score_shape)
 
@@ -202,9 +202,9 @@ class Factor(StructuredFactor):
         )
         if answer < 0:
             raise GraphError(f"{self.name}: native_map reported a failure.")
-        return NO_STRUCTURE if answer > 0 else (m.reshape(self.variable_shape), self.own_scores(n))
+        return NO_STRUCTURE if answer > 0 else (m.reshape(self.variable_shape), self._in_shape(n))
 
-    def callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
+    def _callback(self) -> Callable[..., Structure | None] | tuple[int, int]:
         """What the core calls: a function of `(instance, eta_u, eta_v)`, or a C function."""
         if self.native_map is not None:
             return _address_of(self.name, self.native_map), self.native_data
@@ -212,23 +212,23 @@ class Factor(StructuredFactor):
         def call(
             instance: int, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
         ) -> Structure | None:
-            return self.ask(eta_u, eta_v)
+            return self._ask(eta_u, eta_v)
 
         return call
 
-    def ask(
+    def _ask(
         self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
     ) -> Structure | None:
         """The best structure for flat scores, checked and flat; None if there is none."""
-        answer = self.map(eta_u.reshape(self.variable_shape), self.own_scores(eta_v))
-        return None if answer is NO_STRUCTURE else self.checked(answer, eta_u)
+        answer = self.map(eta_u.reshape(self.variable_shape), self._in_shape(eta_v))
+        return None if answer is NO_STRUCTURE else self._checked(answer, eta_u)
 
     @property
-    def tests_assignments(self) -> bool:
+    def _tests_assignments(self) -> bool:
         """Whether `features_of` is defined."""
         return type(self).features_of is not Factor.features_of
 
-    def checked_features(self, on: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    def _checked_features(self, on: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
         """What `features_of` says of a flat assignment, flat; None if it is no structure."""
         answer = self.features_of(on.reshape(self.variable_shape))
         if answer is NO_STRUCTURE:
@@ -238,9 +238,9 @@ class Factor(StructuredFactor):
                 f"{self.name}: features_of returned {answer}. Return the features of the "
                 f"structure, [] without scores, or fm.NO_STRUCTURE."
             )
-        return self.checked((on, answer), on, "features_of")[1]
+        return self._checked((on, answer), on, "features_of")[1]
 
-    def call_batch(
+    def _call_batch(
         self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
     ) -> list[Structure | None]:
         """The structures of several instances at once, by `map_batch`."""
@@ -259,11 +259,11 @@ class Factor(StructuredFactor):
         return [
             None
             if m[i] is NO_STRUCTURE
-            else self.checked((m[i], n[i] if self._num_scores else ()), eta_u[i], "map_batch")
+            else self._checked((m[i], n[i] if self._num_scores else ()), eta_u[i], "map_batch")
             for i in range(count)
         ]
 
-    def checked(self, answer: Any, eta_u: npt.NDArray[np.float64], word: str = "map") -> Structure:
+    def _checked(self, answer: Any, eta_u: npt.NDArray[np.float64], word: str = "map") -> Structure:
         """The answer of `map`, flat, if it is a structure."""
         m, n = self._parts(answer, word)
         if m is None:

@@ -17,7 +17,7 @@ class Imply(RowFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
-    fixed_rows = 1
+    _fixed_rows = 1
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:

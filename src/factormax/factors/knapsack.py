@@ -33,8 +33,8 @@ class Knapsack(RowFactor):
         GraphError: if a cost or the budget is negative or not finite.
     """
 
-    param_shapes = ("literal", "factor")
-    fixed_rows = 1
+    _param_shapes = ("literal", "factor")
+    _fixed_rows = 1
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Knapsack(RowFactor):
         )
 
     @classmethod
-    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+    def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless costs and budget are finite and not negative."""
         for word, given in zip(("costs", "budget"), params, strict=True):
             value = np.asarray(given)

@@ -45,9 +45,9 @@ class Linear(RowFactor):
         array([0.533, 0.433, 0.633])
     """
 
-    param_shapes = ("literal", "factor", "factor")
-    block_kind = BlockKind.band
-    fixed_rows = 2
+    _param_shapes = ("literal", "factor", "factor")
+    _block_kind = BlockKind.band
+    _fixed_rows = 2
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Linear(RowFactor):
         )
 
     @classmethod
-    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+    def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the numbers make sense and the bounds can be met."""
         coefs, lower, upper = (np.atleast_2d(p) for p in params)
         if not np.isfinite(coefs).all():

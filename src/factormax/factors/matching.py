@@ -35,7 +35,7 @@ class Matching(StructuredFactor):
                [1., 0.]]))
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("m", "n")
+    _axes: ClassVar[tuple[str, ...]] = ("m", "n")
 
     def __init__(self, u: Variable) -> None:
         self._take_structured(u)

@@ -18,7 +18,7 @@ class OrOut(RowFactor):
         axis: one factor along this axis; by default one factor over everything.
     """
 
-    block_kind = BlockKind.or_out
+    _block_kind = BlockKind.or_out
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
@@ -29,6 +29,6 @@ class OrOut(RowFactor):
         return [Row([1.0, -1.0], 0.0, literals=[i, d - 1]) for i in range(d - 1)] + [last]
 
     @classmethod
-    def num_rows(cls, d: int) -> int:
+    def _num_rows(cls, d: int) -> int:
         """One for each variable, or a single equation."""
         return d if d != 2 else 1

@@ -43,8 +43,6 @@ class Pair(BaseFactor):
         (array([0.625, 0.625]), array(0.625))
     """
 
-    soft = True
-
     def __init__(
         self,
         u: Variable | Sequence[Variable],

@@ -49,7 +49,7 @@ class Sequence(StructuredFactor):
                [0. , 0.8]])
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("length", "states")
+    _axes: ClassVar[tuple[str, ...]] = ("length", "states")
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ class SequenceBudget(StructuredFactor):
         array([0.6, 0.6, 0.3, 0.4])
     """
 
-    axes: ClassVar[tuple[str, ...]] = ("length",)
-    param_shapes = ("factor",)
+    _axes: ClassVar[tuple[str, ...]] = ("length",)
+    _param_shapes = ("factor",)
 
     def __init__(self, u: Variable, transitions: ArrayLike, budget: ArrayLike) -> None:
         self._take_structured(u)
@@ -81,6 +81,6 @@ class SequenceBudget(StructuredFactor):
         raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
 
     @classmethod
-    def check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
+    def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """The budget is whole and not negative."""
         check_whole(name, "budget", params[0])

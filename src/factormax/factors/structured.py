@@ -40,7 +40,6 @@ NO_STRUCTURE: Final = NoStructure.NO_STRUCTURE
 class StructuredFactor(BaseFactor):
     """Base class of the factors with a MAP oracle."""
 
-    structured = True
     _oracle: OracleKind
     _oracle_shape: tuple[int, ...]  # what the oracle needs to know of its size
     _slots: int  # a structure has at most so many variables on
@@ -48,7 +47,7 @@ class StructuredFactor(BaseFactor):
     _link: int = 0  # linked to factors before it: as is found, 1: all but the first, 2: all
     _transposed: bool = False  # whether the oracle sees the two axes of the variables swapped
     #: What the axes of `u` are called in messages, if the factor needs a certain number of them.
-    axes: ClassVar[tuple[str, ...]] = ()
+    _axes: ClassVar[tuple[str, ...]] = ()
 
     def _take_structured(
         self, variables: Variable | Sequence[Variable], axis: int | None = None
@@ -61,10 +60,10 @@ class StructuredFactor(BaseFactor):
             )
         whole = len(self._given) == 1 and not self._listed
         self.variable_shape = self._given[0].shape if whole else (self._size,)
-        if self.axes and len(self.variable_shape) != len(self.axes):
+        if self._axes and len(self.variable_shape) != len(self._axes):
             raise ShapeError(
-                f"{self.name}: u must have shape ({', '.join(self.axes)}), batch dimensions aside, "
-                f"got {self.variable_shape}."
+                f"{self.name}: u must have shape ({', '.join(self._axes)}), batch dimensions "
+                f"aside, got {self.variable_shape}."
             )
 
     @property

@@ -16,8 +16,7 @@ class Xor(RowFactor):
         variables: a variable, a slice, or a list of them.
         *others: more variables of equal or broadcastable shapes, side by side: one factor for
             each position, as in `Xor(a, b)`. The list `Xor([a, b])` is one factor over all.
-        axis: one factor along this axis, the one a sum would reduce; by default one factor over
-            everything.
+        axis: one factor along this axis, the one a sum would reduce; None: one over everything.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -30,7 +29,7 @@ class Xor(RowFactor):
                [0.  , 1.  , 0.  ]])
     """
 
-    fixed_rows = 1
+    _fixed_rows = 1
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:

@@ -168,11 +168,11 @@ def _features_of_own(
     factor: Any, on: FloatArray, scores: FloatArray, eta_v: FloatArray
 ) -> FloatArray | None:
     """The same for a factor of the user's own, whose features may be of any size."""
-    if factor.tests_assignments:
-        return factor.checked_features(on)  # type: ignore[no-any-return]
+    if factor._tests_assignments:
+        return factor._checked_features(on)  # type: ignore[no-any-return]
 
     def ask(scores: FloatArray, eta_v: FloatArray) -> tuple[bool, FloatArray | None]:
-        answer = factor.ask(scores, eta_v)
+        answer = factor._ask(scores, eta_v)
         if answer is None:
             return False, None
         m, features = answer

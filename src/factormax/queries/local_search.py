@@ -353,7 +353,7 @@ class LocalSearch:
             return np.zeros(len(scores))
         scores = np.where(present, scores, -np.inf)
         if kind == OracleKind.callback:
-            answer = self._inputs.oracles[place].ask(scores, own)
+            answer = self._inputs.oracles[place]._ask(scores, own)
             return None if answer is None else np.asarray(answer[0])
         on, _, found = best_structures(
             kind,

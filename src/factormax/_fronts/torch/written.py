@@ -66,7 +66,7 @@ class Read:
             if flags:
                 own = tuple([next(number) if f == "n" else next(array) for f in flags])
                 if check:
-                    factor.check_params(own, factor._size, factor.kind)
+                    factor._check_params(own, factor._size, factor.kind)
                 found += own
         return found
 
@@ -75,7 +75,10 @@ def written(graph: FactorGraph, options: Options) -> Written:
     """A graph, and how to solve it."""
     out = Written("")
     links = _links(graph._structured)
-    factors = [_write_factor(f, next(links) if f.structured else 0, out) for f in graph._factors]
+    factors = [
+        _write_factor(f, next(links) if isinstance(f, StructuredFactor) else 0, out)
+        for f in graph._factors
+    ]
     o = options
     numbers = [repr(n) for n in (o.tol, o.max_iter, o.max_inner_iter, o.step_size)]
     tensors = [_write_shape(t.name, t.shape, out) for t in graph._tensors]
@@ -227,7 +230,7 @@ def num_dual(factors: Sequence[BaseFactor]) -> int:
     total = 0
     for f in factors:
         if isinstance(f, RowFactor):
-            total += f.num_rows(f._size) * f._count
+            total += f._num_rows(f._size) * f._count
         elif isinstance(f, StructuredFactor):
             total += f._size * (f._count - 1 if f._link == 1 else f._count if f._link else 0)
         else:
