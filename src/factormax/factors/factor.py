@@ -16,7 +16,7 @@ from factormax.arrays import ArrayLike, to_numpy
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.factors.scores import Scores, as_scores
-from factormax.factors.structured import NO_STRUCTURE, StructuredFactor
+from factormax.factors.structured import NO_STRUCTURE, StructuredFactor, any_arguments
 from factormax.variable import Variable
 
 __all__ = ["Factor"]
@@ -122,6 +122,7 @@ class Factor(StructuredFactor):
             )
         self._slots = self._size
 
+    @any_arguments
     def map(self, eta_u: Any, eta_v: Any = ()) -> Any:
         """The best structure: maximises `eta_u · m + eta_v · n`.
 
@@ -142,6 +143,7 @@ class Factor(StructuredFactor):
         m, n = self._parts(answers, "map_batch")
         return NO_STRUCTURE if m[0] is NO_STRUCTURE else (m[0], n[0] if self._num_scores else ())
 
+    @any_arguments
     def features_of(self, m: Any) -> Any:
         """Optional: tests an assignment, and returns the features of the structure that it is.
 
