@@ -90,7 +90,7 @@ def measure(
     return Result(
         name,
         fg._num_variables,
-        sum(factor.index.shape[0] for factor in fg._factors),
+        sum(factor._count for factor in fg._factors),
         build_s,
         lp_value,
         lp_bound,

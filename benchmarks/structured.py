@@ -100,7 +100,7 @@ def structured(quick: bool) -> Section:
     measure("tree 100 alone", lambda s: lone(s, 1.0), np.zeros((0, 10_000)), tree_best)
 
     def sequence_best(fg: fm.FactorGraph, scores: np.ndarray) -> float:
-        factor = fg.structured()[0]
+        (factor,) = fg._structured
         # Its own scores count in full: they have no quadratic.
         own = factor._score_parts[0].given
         earned = float((own * factor.value).sum())
@@ -249,8 +249,8 @@ def many(factor: fm.DepTree | fm.Matching, scores: np.ndarray) -> object:
     """The best structure for each of many scores, in one call of the core."""
     count = len(scores)
     return best_structures(
-        factor.oracle,
-        np.array(factor.oracle_shape, dtype=np.int32),
+        factor._oracle,
+        np.array(factor._oracle_shape, dtype=np.int32),
         scores.reshape(count, -1),
         np.zeros((count, 0)),
         np.zeros(count),
