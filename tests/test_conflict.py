@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import factormax as fm
+from factormax._names import literals_name
 from factormax.scope import ListedPart
 
 QUERIES = {
@@ -269,7 +270,7 @@ def test_names_of_rows(make, names):
     u, v = fg.variable((2, 3, 2)), fg.variable(2, name="v")
     factor = make(u, v)
     signs = [None] * factor._count if factor._negated is None else factor._negated
-    found = [fg._literals_name(i, s) for i, s in zip(factor._index, signs, strict=True)]
+    found = [literals_name(fg, i, s) for i, s in zip(factor._index, signs, strict=True)]
     assert " | ".join(found) == names
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from factormax import _core
 from factormax._core import BlockKind, Row
+from factormax._names import scalar_name
 from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
 from factormax.checks import shown
 from factormax.errors import FactormaxError, GraphError, ShapeError
@@ -222,7 +223,7 @@ class BaseFactor:
         twice = repeated_variable(self._index)
         if twice is not None:
             raise GraphError(
-                f"{self.name}: {self.graph._scalar_name(twice)} is in it twice. "
+                f"{self.name}: {scalar_name(self.graph, twice)} is in it twice. "
                 f"List every variable once."
             )
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from factormax import _engines
 from factormax._inputs import Inputs
+from factormax._names import scalar_name
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax.arrays import FloatArray, to_numpy
@@ -153,7 +154,7 @@ def flat_target(
         index = u.index.reshape(-1)
         counts = np.bincount(index, minlength=graph._num_variables) + given
         if counts.max(initial=0) > 1:
-            twice = graph._scalar_name(int(np.argmax(counts)))
+            twice = scalar_name(graph, int(np.argmax(counts)))
             raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
         values[:, index] = _fit(u, "the target", array, shape)
         given[index] = True
@@ -165,7 +166,7 @@ def flat_target(
     missing = np.flatnonzero(needed & ~given)
     if len(missing):
         raise GraphError(
-            f"loss: {graph._scalar_name(int(missing[0]))} has no target. Give one for every "
+            f"loss: {scalar_name(graph, int(missing[0]))} has no target. Give one for every "
             f"variable; mask= says which of its entries are not known."
         )
     known = None
