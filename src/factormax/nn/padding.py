@@ -121,13 +121,7 @@ def count_of_call(
     """
     if not isinstance(count, Tensor):
         return check_count(name, word, count)
-    if count.is_floating_point() or count.is_complex() or count.dtype == torch.bool:
-        raise GraphError(f"{name}: {word} must be whole numbers, got dtype {count.dtype}.")
-    if not _fits(tuple(count.shape), batch):
-        raise ShapeError(
-            f"{name}: {word} must be broadcastable to the batch shape, {batch}, got "
-            f"{tuple(count.shape)}."
-        )
+    _check_whole(name, word, count, batch)
     return count.expand(batch)
 
 
@@ -178,16 +172,21 @@ def _along(side: str, axes: tuple[str, ...], present: Tensor) -> list[Tensor]:
     ]
 
 
+def _check_whole(name: str, word: str, given: Tensor, batch: tuple[int, ...]) -> None:
+    """Raises unless they are whole numbers, broadcastable to the batch."""
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise GraphError(f"{name}: {word} must be whole numbers, got dtype {given.dtype}.")
+    shape = tuple(given.shape)
+    if not _fits(shape, batch):
+        raise ShapeError(
+            f"{name}: {word} must be broadcastable to the batch shape, {batch}, got {shape}."
+        )
+
+
 def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size: int) -> Tensor:
     """The mask that lengths stand for, `(*batch, size)`."""
     lengths = as_tensor(name, "lengths", given)
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise GraphError(f"{name}: lengths must be whole numbers, got dtype {lengths.dtype}.")
-    if not _fits(tuple(lengths.shape), batch):
-        raise ShapeError(
-            f"{name}: lengths must be broadcastable to the batch shape, {batch}, got "
-            f"{tuple(lengths.shape)}."
-        )
+    _check_whole(name, "lengths", lengths, batch)
     if not is_tracing():
         bad = (lengths < 0) | (lengths > size)
         if bad.any():
