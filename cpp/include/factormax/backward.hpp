@@ -229,6 +229,44 @@ void push_to_structures(const Problem<T>& problem, const StructuredFactors<T>& s
   }
 }
 
+// Adds what the structured factors have of A_I J d to the right-hand side.
+template <class T>
+void add_structures(const Problem<T>& problem, const Instance<T>& p,
+                    const StructuredFactors<T>& structured, const Gradients<T>& grads, const T* d,
+                    ReducedSystem<T>& system, Span<T> rhs) {
+  const Span<T> s = system.scratch();
+  const auto no_link = [](int) { return 0.0; };
+  push_to_structures(problem, structured, grads, d, no_link, [&](int, StructuredFactor& f) {
+    f.each([&](int k, int r) {
+      if (!f.linked) {
+        s[f.var[k]] = T(f.y[k]);
+      } else if (const int i = system.position(r); i >= 0) {
+        rhs[i] -= T(f.y[k]) * p.scale[r];
+      }
+    });
+  });
+  system.add_hub_products(s.data, rhs);
+}
+
+// Writes the gradients of the scores of structured factors, and of the variables in hubs.
+template <class T>
+void write_structures(const Problem<T>& problem, const Instance<T>& p,
+                      const StructuredFactors<T>& structured, const Gradients<T>& grads, const T* d,
+                      const ReducedSystem<T>& system) {
+  T* grad_scores = grads.grad_eta_v + problem.num_pairs;
+  std::fill(grad_scores, grad_scores + problem.structured.num_scores, T(0));
+  const auto of_link = [&](int r) {
+    const int i = system.position(r);
+    return i >= 0 ? double(system.solution[i]) * p.scale[r] : 0.0;
+  };
+  push_to_structures(problem, structured, grads, d, of_link, [&](int i, StructuredFactor& f) {
+    T* own = grad_scores + problem.structured.score_ptr[i];
+    for (int k = 0; k < f.eta_v.size; ++k) own[k] = T(f.eta_v[k]);
+    if (f.linked) return;
+    f.each([&](int k, int) { grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]); });
+  });
+}
+
 // Returns the largest residual of the reduced system, relative to the incoming gradient.
 template <class T>
 FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
@@ -268,21 +306,7 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     system.build(p, free);
   }
   system.multiply_box(d.data, rhs);
-  if (structured != nullptr) {
-    const Span<T> s = system.scratch();
-    push_to_structures(
-        problem, *structured, grads, d.data, [](int) { return 0.0; },
-        [&](int, StructuredFactor& f) {
-          f.each([&](int k, int r) {
-            if (!f.linked) {
-              s[f.var[k]] = T(f.y[k]);
-            } else if (const int i = system.position(r); i >= 0) {
-              rhs[i] -= T(f.y[k]) * p.scale[r];
-            }
-          });
-        });
-    system.add_hub_products(s.data, rhs);
-  }
+  if (structured != nullptr) add_structures(problem, p, *structured, grads, d.data, system, rhs);
   const T size = max_abs(Span<const T>(d.first(p.n)));
   const T residual = system.solve(Span<const T>(rhs), T(Precision<T>::backward));
   system.subtract_transpose(Span<const T>(system.solution), d.data);
@@ -295,21 +319,7 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
       if (free(j)) grads.grad_eta_u[p.var[j]] = d[j] * p.give(j);
     }
   }
-  if (structured != nullptr) {
-    T* grad_scores = grads.grad_eta_v + problem.num_pairs;
-    std::fill(grad_scores, grad_scores + problem.structured.num_scores, T(0));
-    const auto of_link = [&](int r) {
-      const int i = system.position(r);
-      return i >= 0 ? double(system.solution[i]) * p.scale[r] : 0.0;
-    };
-    push_to_structures(problem, *structured, grads, d.data, of_link,
-                       [&](int i, StructuredFactor& f) {
-                         T* own = grad_scores + problem.structured.score_ptr[i];
-                         for (int k = 0; k < f.eta_v.size; ++k) own[k] = T(f.eta_v[k]);
-                         if (f.linked) return;
-                         f.each([&](int k, int) { grads.grad_eta_u[p.var[f.var[k]]] = T(f.y[k]); });
-                       });
-  }
+  if (structured != nullptr) write_structures(problem, p, *structured, grads, d.data, system);
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);
     const auto [first, second] = slope(pair, q);
