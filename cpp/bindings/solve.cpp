@@ -460,13 +460,7 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
     require_structures(p, batch, found);
     require_cuts(p, batch, found);
     require(!grad_prob || grad_prob->shape(0) == found.prob.size(), "grad_prob: the wrong shape");
-    grads.count = found.count.data();
-    grads.prob = found.prob.data();
-    grads.on = found.on.data();
-    grads.features = found.features.data();
-    grads.dense = found.dense.data();
-    grads.num_cuts = found.num_cuts.data();
-    grads.cuts = found.cuts.data();
+    grads.take(found);
     if (grad_prob) grads.grad_prob = grad_prob->data();
   }
   Control control;

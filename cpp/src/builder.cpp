@@ -385,13 +385,7 @@ auto FactorGraph<T>::Solution::vjp(const std::vector<T>& grad_values,
   g.grad_eta_u = {out.scores.data(), p.num_vars};
   g.grad_eta_v = {out.factor_scores.data(), p.num_scores()};
   g.residual = residual.data();
-  g.count = found_.count.data();
-  g.prob = found_.prob.data();
-  g.on = found_.on.data();
-  g.features = found_.features.data();
-  g.dense = found_.dense.data();
-  g.num_cuts = found_.num_cuts.data();
-  g.cuts = found_.cuts.data();
+  g.take(found_);
   Control control;
   vjp_batch<T>(p, batch(), g, control);
   if (control.out_of_memory) throw std::bad_alloc();
@@ -407,34 +401,23 @@ FactorGraph<T>::Solution::Solution(std::shared_ptr<const Compiled> compiled, std
       compiled_(std::move(compiled)),
       scores_(std::move(scores)),
       factor_scores_(std::move(factor_scores)) {
-  const std::size_t b = scores_.size() / compiled_->model->num_vars();
-  objective.resize(b);  // `batch` is its size
   const Problem<T> p = problem();
-  values.resize(b * p.num_vars);
-  factor_values.resize(b * p.num_scores());
-  var_side_.resize(b * p.num_vars);
-  row_side_.resize(b * p.num_dual());
-  std::vector<T> tau(b * p.num_dual());
-  std::vector<std::int32_t> calls(b);
-  for (auto* numbers : {&primal_residual, &dual_residual, &upper_bound}) numbers->resize(b);
-  for (auto* counts : {&iterations, &status_}) counts->resize(b);
-  integral.resize(b);
-  const Outputs<T> out{{values.data(), p.num_vars},
-                       {factor_values.data(), p.num_scores()},
-                       {tau.data(), p.num_dual()},
-                       {var_side_.data(), p.num_vars},
-                       {row_side_.data(), p.num_dual()},
-                       objective.data(),
-                       primal_residual.data(),
-                       dual_residual.data(),
-                       iterations.data(),
-                       status_.data(),
-                       calls.data(),
-                       upper_bound.data(),
-                       integral.data()};
+  const std::int64_t batch = static_cast<std::int64_t>(scores_.size()) / p.num_vars;
+  BatchOutputs<T> out(p, batch);
   Control control;
-  solve_batch<T>(p, batch(), method, options, {}, out, found_, control);
+  solve_batch<T>(p, batch, method, options, {}, out.outputs(), found_, control);
   if (control.out_of_memory) throw std::bad_alloc();
+  values = std::move(out.mu);
+  factor_values = std::move(out.mu_v);
+  objective = std::move(out.objective);
+  primal_residual = std::move(out.primal_residual);
+  dual_residual = std::move(out.dual_residual);
+  iterations = std::move(out.iterations);
+  upper_bound = std::move(out.upper_bound);
+  integral = std::move(out.integral);
+  var_side_ = std::move(out.var_side);
+  row_side_ = std::move(out.row_side);
+  status_ = std::move(out.status);
 }
 
 template <class T>

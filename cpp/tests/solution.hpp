@@ -1,6 +1,7 @@
 // The buffers of a solve and of its gradient, filled with poison, and calls that write them.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -11,36 +12,26 @@ namespace factormax::test {
 
 // The buffers of a solution, poisoned.
 template <class T>
-struct Solution {
-  int batch, n, pairs, dual;
-  std::vector<T> mu, mu_v, tau;
-  std::vector<std::int8_t> var_side, row_side;
-  std::vector<double> objective, primal_residual, dual_residual;
-  std::vector<std::int32_t> iterations, status, oracle_calls;
+struct Solution : BatchOutputs<T> {
+  int batch, n, pairs;
 
-  Solution(const Graph<T>& graph, int batch_size, T poison = std::numeric_limits<T>::quiet_NaN())
-      : batch(batch_size),
+  Solution(Graph<T>& graph, int batch_size, T poison = std::numeric_limits<T>::quiet_NaN())
+      : BatchOutputs<T>(graph.problem(), batch_size),
+        batch(batch_size),
         n(graph.n),
-        pairs(graph.num_pairs()),
-        dual(graph.num_dual()),
-        mu(size(n), poison),
-        mu_v(size(pairs), poison),
-        tau(size(dual), poison),
-        var_side(size(n), 77),
-        row_side(size(dual), 77),
-        objective(batch, poison),
-        primal_residual(batch, poison),
-        dual_residual(batch, poison),
-        iterations(batch, -77),
-        status(batch, -77),
-        oracle_calls(batch, -77) {}
-
-  Outputs<T> outputs() {
-    return {{mu.data(), n},         {mu_v.data(), pairs},    {tau.data(), dual},
-            {var_side.data(), n},   {row_side.data(), dual}, objective.data(),
-            primal_residual.data(), dual_residual.data(),    iterations.data(),
-            status.data(),          oracle_calls.data()};
+        pairs(graph.num_pairs()) {
+    for (auto* a : {&mu, &mu_v, &tau}) std::fill(a->begin(), a->end(), poison);
+    for (auto* a : {&objective, &primal_residual, &dual_residual}) {
+      std::fill(a->begin(), a->end(), double(poison));
+    }
+    for (auto* a : {&var_side, &row_side}) std::fill(a->begin(), a->end(), std::int8_t(77));
+    for (auto* a : {&iterations, &status, &oracle_calls}) std::fill(a->begin(), a->end(), -77);
   }
+
+  using BatchOutputs<T>::mu, BatchOutputs<T>::mu_v, BatchOutputs<T>::tau;
+  using BatchOutputs<T>::var_side, BatchOutputs<T>::row_side, BatchOutputs<T>::objective;
+  using BatchOutputs<T>::primal_residual, BatchOutputs<T>::dual_residual;
+  using BatchOutputs<T>::iterations, BatchOutputs<T>::status, BatchOutputs<T>::oracle_calls;
 
   Status status_of(int i) const { return static_cast<Status>(status[i]); }
 
@@ -56,9 +47,6 @@ struct Solution {
            same(dual_residual, other.dual_residual) && same(iterations, other.iterations) &&
            same(status, other.status);
   }
-
- private:
-  std::size_t size(int columns) const { return static_cast<std::size_t>(batch) * columns; }
 };
 
 template <class T>

@@ -72,43 +72,13 @@ struct Model {
 };
 
 template <class T>
-struct Answer {
-  std::vector<T> mu, mu_v, tau;
-  std::vector<std::int8_t> var_side, row_side;
-  std::vector<double> objective, primal, dual, bound;
-  std::vector<std::int32_t> iterations, status, calls;
-  std::vector<std::uint8_t> integral;
+struct Answer : BatchOutputs<T> {
   FoundStructures found;
 
   Answer(const Problem<T>& p, int batch, Method method, const Options& options)
-      : mu(batch * p.num_vars),
-        mu_v(batch * p.num_scores()),
-        tau(batch * p.num_dual()),
-        var_side(mu.size()),
-        row_side(tau.size()),
-        objective(batch),
-        primal(batch),
-        dual(batch),
-        bound(batch),
-        iterations(batch),
-        status(batch, -1),
-        calls(batch),
-        integral(batch) {
-    Outputs<T> out{{mu.data(), p.num_vars},
-                   {mu_v.data(), p.num_scores()},
-                   {tau.data(), p.num_dual()},
-                   {var_side.data(), p.num_vars},
-                   {row_side.data(), p.num_dual()},
-                   objective.data(),
-                   primal.data(),
-                   dual.data(),
-                   iterations.data(),
-                   status.data(),
-                   calls.data(),
-                   bound.data(),
-                   integral.data()};
+      : BatchOutputs<T>(p, batch) {
     Control control;
-    solve_batch<T>(p, batch, method, options, {}, out, found, control);
+    solve_batch<T>(p, batch, method, options, {}, this->outputs(), found, control);
   }
 };
 
@@ -211,13 +181,7 @@ void check_symmetry(const Problem<T>& p, const Answer<T>& a, int batch, Random& 
     grads.grad_eta_u = {g[k].data(), p.num_vars};
     grads.grad_eta_v = {grad_v.data(), p.num_scores()};
     grads.residual = residual.data();
-    grads.count = a.found.count.data();
-    grads.prob = a.found.prob.data();
-    grads.on = a.found.on.data();
-    grads.features = a.found.features.data();
-    grads.dense = a.found.dense.data();
-    grads.num_cuts = a.found.num_cuts.data();
-    grads.cuts = a.found.cuts.data();
+    grads.take(a.found);
     Control control;
     vjp_batch<T>(p, batch, grads, control);
     for (const double r : residual) CHECK(r <= tol);
@@ -308,7 +272,8 @@ void check(const char* name, Model<T> model, Random& random, int batch) {
     const Answer<T> lp(p, batch, Method::proximal, options);
     for (int i = 0; i < batch; ++i) {
       CHECK(lp.status[i] == static_cast<int>(Status::converged));
-      CHECK(lp.objective[i] <= lp.bound[i] + 10 * options.tol * (1 + std::fabs(lp.bound[i])));
+      CHECK(lp.objective[i] <=
+            lp.upper_bound[i] + 10 * options.tol * (1 + std::fabs(lp.upper_bound[i])));
       CHECK(lp.objective[i] >= a.objective[i] - options.tol);  // without the quadratic
     }
   }
@@ -340,7 +305,7 @@ void check_by_rows(const char* name, Model<T> model, Random& random, int batch) 
     const Answer<T> b(p, batch, Method::compact, options);
     for (int i = 0; i < batch; ++i) {
       CHECK(b.status[i] == static_cast<int>(Status::converged));
-      CHECK(b.calls[i] == 0 && b.found.num_cuts[i * p.structured.count] >= 0);
+      CHECK(b.oracle_calls[i] == 0 && b.found.num_cuts[i * p.structured.count] >= 0);
     }
     for (std::size_t j = 0; j < a.mu.size(); ++j) {
       CHECK_NEAR(b.mu[j], a.mu[j], exact ? 1e-7 : 1e-3);

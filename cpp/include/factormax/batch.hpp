@@ -45,6 +45,43 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
                  FoundStructures& found, Control& control);
 
+// Arrays for the outputs of a batch.
+template <class T>
+struct BatchOutputs {
+  BatchOutputs(const Layout& p, std::int64_t batch)
+      : vars(p.num_vars),
+        scores(p.num_scores()),
+        dual(p.num_dual()),
+        mu(batch * vars),
+        mu_v(batch * scores),
+        tau(batch * dual),
+        var_side(batch * vars),
+        row_side(batch * dual),
+        objective(batch),
+        primal_residual(batch),
+        dual_residual(batch),
+        upper_bound(batch),
+        iterations(batch),
+        status(batch),
+        oracle_calls(batch),
+        integral(batch) {}
+
+  Outputs<T> outputs() {
+    return {{mu.data(), vars},       {mu_v.data(), scores},   {tau.data(), dual},
+            {var_side.data(), vars}, {row_side.data(), dual}, objective.data(),
+            primal_residual.data(),  dual_residual.data(),    iterations.data(),
+            status.data(),           oracle_calls.data(),     upper_bound.data(),
+            integral.data()};
+  }
+
+  int vars, scores, dual;  // numbers per instance
+  std::vector<T> mu, mu_v, tau;
+  std::vector<std::int8_t> var_side, row_side;
+  std::vector<double> objective, primal_residual, dual_residual, upper_bound;
+  std::vector<std::int32_t> iterations, status, oracle_calls;
+  std::vector<std::uint8_t> integral;
+};
+
 template <class T>
 struct BatchGradients {
   Batched<const T> grad_mu;              // (n,)
@@ -63,6 +100,16 @@ struct BatchGradients {
   const std::int32_t* num_cuts = nullptr;
   const std::uint8_t* cuts = nullptr;
   const double* grad_prob = nullptr;  // like prob, or null
+
+  void take(const FoundStructures& found) {
+    count = found.count.data();
+    prob = found.prob.data();
+    on = found.on.data();
+    features = found.features.data();
+    dense = found.dense.data();
+    num_cuts = found.num_cuts.data();
+    cuts = found.cuts.data();
+  }
 };
 
 template <class T>
