@@ -87,27 +87,12 @@ class FlowRouting : public FlowNetwork {
   // Every other edge between the ends of a new edge loses what the new one gains.
   double shift(int t, int from, int to) {
     const int S = shape_.states;
-    for (int k = 0; k < 2 * S; ++k) up_[k] = head_[k] = -1;
+    for (int k = 0; k < 2 * S; ++k) up_[k] = -1;
     for (int k = 0; k < tree_size_[t]; ++k) {
       up_[child_[2 * t * S + k]] = parent_[2 * t * S + k];
     }
-    // stack_: the way from `from` up; head_: places on it.
-    int length = 0;
-    for (int a = from; a >= 0; a = up_[a]) {
-      head_[a] = length;
-      stack_[length++] = a;
-    }
-    int other = to, more = 0;
-    while (head_[other] < 0) {
-      root_[more++] = other;
-      other = up_[other];
-    }
-    length = head_[other] + 1;
-    while (more > 0) stack_[length++] = root_[--more];
-    const auto at = [&](int k) {
-      const int a = stack_[k], b = stack_[k + 1];
-      return a < S ? edge(t, a, b - S) : edge(t, b, a - S);
-    };
+    const int length = find_way(from, to);
+    const auto at = [&](int k) { return way_edge(t, k); };
     double amount = std::numeric_limits<double>::infinity();
     int out = -1;
     for (int k = 0; k + 1 < length; k += 2) {
@@ -158,6 +143,30 @@ class FlowRouting : public FlowNetwork {
   }
 
  private:
+  // The ends on the way from one to the other along the tree, in stack_; returns how many.
+  int find_way(int from, int to) {
+    for (int k = 0; k < 2 * shape_.states; ++k) head_[k] = -1;  // places on the way
+    int length = 0;
+    for (int a = from; a >= 0; a = up_[a]) {
+      head_[a] = length;
+      stack_[length++] = a;
+    }
+    int other = to, more = 0;
+    while (head_[other] < 0) {
+      next_[more++] = other;
+      other = up_[other];
+    }
+    length = head_[other] + 1;
+    while (more > 0) stack_[length++] = next_[--more];
+    return length;
+  }
+
+  // The edge of layer t between ends k and k + 1 of that way.
+  int way_edge(int t, int k) const {
+    const int S = shape_.states, a = stack_[k], b = stack_[k + 1];
+    return a < S ? edge(t, a, b - S) : edge(t, b, a - S);
+  }
+
   // Makes j the parent of i: i becomes the root of its tree first.
   void hang(int i, int j) {
     int parent = j;
@@ -172,24 +181,8 @@ class FlowRouting : public FlowNetwork {
   // The flow of edge e from i to j, which the tree connects already, moves onto the tree, or an
   // edge of the tree gives its own up for it.
   void cancel(int t, int e, int i, int j) {
-    const int S = shape_.states;
-    for (int k = 0; k < 2 * S; ++k) head_[k] = -1;
-    int length = 0;
-    for (int a = i; a >= 0; a = up_[a]) {
-      head_[a] = length;
-      stack_[length++] = a;
-    }
-    int other = j, more = 0;
-    while (head_[other] < 0) {
-      next_[more++] = other;
-      other = up_[other];
-    }
-    length = head_[other] + 1;
-    while (more > 0) stack_[length++] = next_[--more];
-    const auto at = [&](int k) {
-      const int a = stack_[k], b = stack_[k + 1];
-      return a < S ? edge(t, a, b - S) : edge(t, b, a - S);
-    };
+    const int length = find_way(i, j);
+    const auto at = [&](int k) { return way_edge(t, k); };
     // Raising e lowers edges 0, 2, ... of the way and raises the others; lowering it, the reverse.
     double lower = flow[e];
     int out = -1;
