@@ -3,30 +3,18 @@
 #include <limits>
 #include <vector>
 
-#include "check.hpp"
 #include "factormax/oracle/assignment.hpp"
+#include "oracles.hpp"
 
 namespace {
 
-using factormax::Workspace;
 using factormax::oracle::Assignment;
 using factormax::test::Random;
 
 constexpr long double kInf = std::numeric_limits<long double>::infinity();
 
 template <class T>
-struct Allocated {
-  Assignment<T> oracle;
-  Workspace ws;
-
-  Allocated(int rows, int cols) {
-    const std::int32_t shape[]{rows, cols};
-    Workspace counter;
-    oracle.allocate({shape, 2}, counter);
-    ws = Workspace(counter.used());
-    oracle.allocate({shape, 2}, ws);
-  }
-};
+using Allocated = factormax::test::Allocated<Assignment<T>>;
 
 template <class T>
 struct Scores {
@@ -150,7 +138,7 @@ Scores<T> random_scores(Random& random, int rows, int cols, Kind kind,
 
 template <class T>
 void test_shape(Random& random, int rows, int cols, int repeats, bool brute) {
-  Allocated<T> a(rows, cols);
+  Allocated<T> a({rows, cols});
   CHECK(a.oracle.slots() == rows && a.oracle.feature_slots() == 0);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
@@ -217,7 +205,7 @@ void test_by_hand() {
   using Columns = std::vector<int>;
 
   const Scores<T> equal{3, 4, std::vector<T>(12, T(0.5))};
-  Allocated<T> wide(3, 4);
+  Allocated<T> wide({3, 4});
   CHECK(wide.oracle.prepare(equal.eta.data()));
   CHECK(found(wide.oracle, equal) == (Columns{0, 1, 2}));
   CHECK(found(wide.oracle, equal) == (Columns{0, 1, 2}));
@@ -227,7 +215,7 @@ void test_by_hand() {
   CHECK(found(wide.oracle, nothing) == (Columns{-1, -1, -1}));
 
   // Row 0 has one column only; row 1 must leave it, whatever it costs.
-  Allocated<T> square(2, 2);
+  Allocated<T> square({2, 2});
   const Scores<T> forced{2, 2, {0, -inf, T(1e9), T(-1e9)}};
   CHECK(square.oracle.prepare(forced.eta.data()));
   CHECK(found(square.oracle, forced) == (Columns{0, 1}));

@@ -4,47 +4,15 @@
 #include <utility>
 #include <vector>
 
-#include "check.hpp"
 #include "factormax/oracle/sequence.hpp"
 #include "factormax/oracle/sequence_budget.hpp"
+#include "oracles.hpp"
 
 namespace {
 
-using factormax::Workspace;
 using factormax::oracle::Sequence;
 using factormax::oracle::SequenceBudget;
-using factormax::test::Random;
-
-constexpr int kPoison = -77;
-const char* const kKinds[] = {"normal", "tied", "zero", "huge", "mixed"};
-
-// What scores can look like. "tied" and "zero" are summed without rounding.
-double draw(Random& random, int kind) {
-  switch (kind) {
-    case 0:
-      return random.normal();
-    case 1:
-      return random.integer(-1, 1);
-    case 2:
-      return 0;
-    case 3:
-      return 1e9 * random.normal();
-    default: {
-      const double scale[] = {1e9, 1, 1e-30};
-      return scale[random.integer(0, 2)] * random.integer(-3, 3);
-    }
-  }
-}
-
-template <class T>
-std::vector<T> scores(Random& random, int kind, int size, double forbidden) {
-  std::vector<T> out(size);
-  for (T& value : out) {
-    const bool drop = forbidden > 0 && random.uniform() < forbidden;
-    value = drop ? -std::numeric_limits<T>::infinity() : static_cast<T>(draw(random, kind));
-  }
-  return out;
-}
+using namespace factormax::test;
 
 template <class T>
 long double rounding(const std::vector<T>& eta_u, const std::vector<T>& eta_v, int terms) {
@@ -162,14 +130,9 @@ long double recursion(const Shape& shape, int present, const std::vector<T>& eta
 template <class T>
 void check_sequence(Random& random, const Shape& shape, int present, int kind, double forbidden,
                     bool all) {
-  Sequence<T> oracle;
-  Workspace count;
-  const std::int32_t sizes[]{shape.length, shape.states, shape.per_step, shape.has_initial,
-                             shape.has_final};
-  oracle.allocate({sizes, 5}, count);
-  Workspace ws(count.used());
-  oracle.allocate({sizes, 5}, ws);
-  CHECK(ws.used() == count.used());
+  Allocated<Sequence<T>> a(
+      {shape.length, shape.states, shape.per_step, shape.has_initial, shape.has_final});
+  Sequence<T>& oracle = a.oracle;
   CHECK(oracle.slots() == shape.length && oracle.feature_slots() == shape.length + 1);
 
   const T inf = std::numeric_limits<T>::infinity();
@@ -292,14 +255,8 @@ long double budget_recursion(const std::vector<T>& eta_u, const std::vector<T>& 
 template <class T>
 void check_budget(Random& random, int length, bool per_step, int budget, int kind, double forbidden,
                   bool all) {
-  SequenceBudget<T> oracle;
-  Workspace count;
-  const int most_budget = random.flip() ? std::max(0, budget) : 1 << 30;
-  const std::int32_t sizes[]{length, per_step, most_budget};
-  oracle.allocate({sizes, 3}, count);
-  Workspace ws(count.used());
-  oracle.allocate({sizes, 3}, ws);
-  CHECK(ws.used() == count.used());
+  Allocated<SequenceBudget<T>> a({length, per_step, random.flip() ? std::max(0, budget) : 1 << 30});
+  SequenceBudget<T>& oracle = a.oracle;
   CHECK(oracle.slots() == length && oracle.feature_slots() == length - 1);
 
   const std::vector<T> eta_u = scores<T>(random, kind, length, forbidden);

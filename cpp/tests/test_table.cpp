@@ -2,46 +2,13 @@
 #include <limits>
 #include <vector>
 
-#include "check.hpp"
 #include "factormax/oracle/table.hpp"
+#include "oracles.hpp"
 
 namespace {
 
-using factormax::Span;
-using factormax::Workspace;
 using factormax::oracle::Table;
-using factormax::test::Random;
-
-constexpr int kPoison = -77;
-const char* const kKinds[] = {"normal", "tied", "zero", "huge", "mixed"};
-
-// What scores can look like. "tied" and "zero" are summed without rounding.
-double draw(Random& random, int kind) {
-  switch (kind) {
-    case 0:
-      return random.normal();
-    case 1:
-      return random.integer(-1, 1);
-    case 2:
-      return 0;
-    case 3:
-      return 1e9 * random.normal();
-    default: {
-      const double scale[] = {1e9, 1, 1e-30};
-      return scale[random.integer(0, 2)] * random.integer(-3, 3);
-    }
-  }
-}
-
-template <class T>
-std::vector<T> scores(Random& random, int kind, int size, double forbidden) {
-  std::vector<T> out(size);
-  for (T& value : out) {
-    const bool drop = forbidden > 0 && random.uniform() < forbidden;
-    value = drop ? -std::numeric_limits<T>::infinity() : static_cast<T>(draw(random, kind));
-  }
-  return out;
-}
+using namespace factormax::test;
 
 // The best state of each group, -1 for none, and the joint index.
 struct Choice {
@@ -93,12 +60,8 @@ void check_table(Random& random, const std::vector<std::int32_t>& sizes, int kin
                  double absent) {
   const int m = static_cast<int>(sizes.size());
   const T inf = std::numeric_limits<T>::infinity();
-  Table<T> oracle;
-  Workspace count;
-  oracle.allocate({sizes.data(), m}, count);
-  Workspace ws(count.used());
-  oracle.allocate({sizes.data(), m}, ws);
-  CHECK(ws.used() == count.used());
+  Allocated<Table<T>> a(sizes);
+  Table<T>& oracle = a.oracle;
   CHECK(oracle.slots() == m && oracle.feature_slots() == 1);
 
   int vars = 0, joint = 1;

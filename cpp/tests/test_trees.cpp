@@ -3,15 +3,15 @@
 #include <limits>
 #include <vector>
 
-#include "check.hpp"
 #include "factormax/oracle/arborescence.hpp"
 #include "factormax/oracle/projective_tree.hpp"
+#include "oracles.hpp"
 
 namespace {
 
-using factormax::Workspace;
 using factormax::oracle::Arborescence;
 using factormax::oracle::ProjectiveTree;
+using factormax::test::Allocated;
 using factormax::test::Random;
 
 constexpr long double kInf = std::numeric_limits<long double>::infinity();
@@ -211,20 +211,6 @@ long double brute_best(const Sentence& s, const std::vector<Heads>& trees) {
 // ---- The oracle against them
 // ---------------------------------------------------------------------
 
-template <class Oracle>
-struct Allocated {
-  Oracle oracle;
-  Workspace ws;
-
-  Allocated(int n, bool single_root) {
-    const std::int32_t shape[]{n, single_root};
-    Workspace counter;
-    oracle.allocate({shape, 2}, counter);
-    ws = Workspace(counter.used());
-    oracle.allocate({shape, 2}, ws);
-  }
-};
-
 // What `map` found, checked to be a tree of the present words; empty if it found none.
 template <class T, class Oracle>
 Heads found(Oracle& oracle, const std::vector<T>& eta, const Sentence& s, bool single_root,
@@ -306,7 +292,7 @@ void forbid(std::vector<T>& eta, const std::vector<int>& gone) {
 
 template <class Oracle, class T, class Best>
 void compare(Random& random, int n, bool single_root, bool projective, int repeats, Best best) {
-  Allocated<Oracle> a(n, single_root);
+  Allocated<Oracle> a({n, single_root});
   CHECK(a.oracle.slots() == n && a.oracle.feature_slots() == 0);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
@@ -342,7 +328,7 @@ void test_oracle(std::uint64_t seed, bool projective) {
                          [&](const Sentence& s) { return slow_best(s, single_root, projective); });
     }
     for (const int n : {40, 101}) {
-      Allocated<Oracle> a(n, single_root);
+      Allocated<Oracle> a({n, single_root});
       for (const Kind kind : {Kind::kNormal, Kind::kInteger, Kind::kZero, Kind::kSymmetric}) {
         factormax::test::current_case = "n " + std::to_string(n);
         const std::vector<T> eta = random_scores<T>(random, n, kind);
@@ -364,15 +350,15 @@ void test_by_hand() {
   std::vector<std::int32_t> on(3);
 
   // 0 and 1 would head each other; the root takes the one that loses less.
-  Allocated<Arborescence<T>> pair(2, false);
+  Allocated<Arborescence<T>> pair({2, false});
   const std::vector<T> cycle = {1, 5, 6, 3};
   CHECK(pair.oracle.prepare(cycle.data()));
   CHECK(pair.oracle.map(cycle.data(), nullptr, on.data(), nullptr));
   CHECK(on[0] == 1 && on[1] == 3);
 
   // Two roots are better, even by far, but one is allowed.
-  Allocated<Arborescence<T>> any(2, true);
-  Allocated<ProjectiveTree<T>> projective(2, true);
+  Allocated<Arborescence<T>> any({2, true});
+  Allocated<ProjectiveTree<T>> projective({2, true});
   const std::vector<T> roots = {T(1e9), T(-1e9), 0, T(1e9)};
   CHECK(any.oracle.prepare(roots.data()) && projective.oracle.prepare(roots.data()));
   CHECK(any.oracle.map(roots.data(), nullptr, on.data(), nullptr));
@@ -381,8 +367,8 @@ void test_by_hand() {
   CHECK(on[0] == 0 && on[1] == 2);
 
   // Word 1 is absent, so that 2's only head is.
-  Allocated<Arborescence<T>> three(3, false);
-  Allocated<ProjectiveTree<T>> three_projective(3, false);
+  Allocated<Arborescence<T>> three({3, false});
+  Allocated<ProjectiveTree<T>> three_projective({3, false});
   std::vector<T> orphan = {0, -inf, -inf, -inf, -inf, -inf, -inf, 1, -inf};
   CHECK(!three.oracle.prepare(orphan.data()) && !three_projective.oracle.prepare(orphan.data()));
   orphan[6] = -1;
