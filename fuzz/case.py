@@ -27,8 +27,6 @@ STRUCTURED = ("Table", "Sequence", "SequenceBudget", "DepTree", "Matching", "Own
 
 #: The parameters that are scores, in the order in which the factor takes them.
 SCORES = ("scores", "transitions", "initial", "final")
-#: What every instance shares, whatever `each` says.
-FIXED = ("sizes", "projective", "single_root", "structures")
 
 
 @dataclass(frozen=True, eq=False)

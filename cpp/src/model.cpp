@@ -254,7 +254,6 @@ std::shared_ptr<const Model> Model::make_bounded() const {
   groups.push_back(held);
   auto model = std::make_shared<Model>();
   model->lay_out(num_vars_, groups);
-  model->is_bounded_ = true;
   return model;
 }
 

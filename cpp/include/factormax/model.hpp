@@ -103,8 +103,6 @@ class Model {
   int num_structured() const { return static_cast<int>(oracle_kind_.size()); }
   int num_scores() const { return num_pairs() + oracle_score_ptr_.back(); }
   int num_dual() const { return num_rows() + num_pairs() + num_links_; }
-  // The rows of a bounded model that hold variables; they come after all others.
-  int num_held() const { return is_bounded_ ? num_vars_ : 0; }
 
   // The numbers that each parameter has in an instance, group after group.
   const std::vector<std::int64_t>& param_sizes() const { return param_sizes_; }
@@ -159,7 +157,7 @@ class Model {
   mutable std::once_flag bounded_once_;
   mutable std::shared_ptr<const Model> bounded_;
   int num_vars_ = 0, num_links_ = 0;
-  bool is_bounded_ = false, has_coef_params_ = false, has_row_params_ = false;
+  bool has_coef_params_ = false, has_row_params_ = false;
   std::vector<Group> groups_;
   std::vector<std::int64_t> group_count_;  // k of each
   std::vector<int> first_param_;           // of each group

@@ -56,8 +56,6 @@ class Sequence {
     best_ = ws.take<T>(std::int64_t(length_) * states_);
   }
 
-  const SequenceShape& shape() const { return shape_; }
-  int steps() const { return present_; }  // after `prepare`
   int slots() const { return length_; }
   int feature_slots() const { return length_ + 1; }  // transitions, then initial, then final
 
