@@ -54,6 +54,30 @@ class Equal(RowFactor):
         return [Row([1.0, -1.0], 0.0, equality=True, literals=[i, i + 1]) for i in range(d - 1)]
 
 
+def test_no_rows():
+    fg = fm.FactorGraph()
+    fg.add(Equal(fg.variable_from(np.zeros(1))))
+    with pytest.raises(fm.GraphError, match=r"Equal: rows\(1\) returned no rows.* \[Row\(\[\], 0"):
+        fg.solve()
+
+
+@pytest.mark.parametrize("method", ["auto", "admm"])
+def test_a_row_that_always_holds(method):
+    class Nothing(RowFactor):
+        @classmethod
+        def rows(cls, d):
+            return [Row([], 0.0)]
+
+    check_factor(Nothing(fm.FactorGraph().variable(1)), allowed=lambda on: True)
+    scores = np.array([0.3, 2.0, -1.0])
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(Nothing(u))
+    fg.add(fm.Budget(u, 2))
+    fg.solve(method=method)
+    np.testing.assert_allclose(u.value, np.clip(scores, 0, 1), atol=1e-6)
+
+
 def as_linear(u, lower, upper, axis=None):
     return fm.Linear(u, np.ones(u.shape), lower, upper, axis=axis)
 
@@ -165,7 +189,6 @@ def test_gradients_in_torch():
         (BlockKind.row, [Row([1.0, 1.0], 1.0, literals=[0, 0])]),
         (BlockKind.row, [Row([1.0], 1.0, literals=[2])]),
         (BlockKind.row, [Row([1.0, 1.0], 1.0, bound_param=0)]),
-        (BlockKind.row, []),
         (BlockKind.band, [Row([1.0, 1.0], 1.0)]),
         (BlockKind.band, [Row([-1.0, -2.0], 0.0), Row([1.0, 1.0], 1.0)]),
         (BlockKind.or_out, [Row([1.0, 1.0], 1.0), Row([1.0, 1.0], 2.0)]),

@@ -289,7 +289,7 @@ class RowFactor(BaseFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """The rows of one factor over d literals."""
+        """The rows of one factor over d literals, at least one."""
         raise NotImplementedError
 
     @classmethod
@@ -302,8 +302,14 @@ class RowFactor(BaseFactor):
         """The rows as the core takes them."""
         found = cls._rules.get(d)
         if found is None:
+            rows = cls.rows(d)
+            if not rows:
+                raise GraphError(
+                    f"{cls.__name__}: rows({d}) returned no rows. If it says nothing about {d} "
+                    f"literals, return [Row([], 0.0)], which always holds."
+                )
             per_literal = [shape == "literal" for shape in cls._param_shapes]
-            found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, cls.rows(d))
+            found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, rows)
             cls._rules[d] = found
         return found
 
