@@ -22,7 +22,7 @@ def section(begin, end):
 
 def blocks(language, text):
     found = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-    return ["".join(line[3:] or "\n" for line in b.splitlines(keepends=True)) for b in found]
+    return ["".join(line[3:] + "\n" for line in b.rstrip().split("\n")) for b in found]
 
 
 def test_a_factor_made_of_rows():
