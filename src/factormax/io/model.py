@@ -202,13 +202,7 @@ def build_model(
         first, second = ends[linked].T
         graph.add(Pair(u[first], u[second], weights[linked].astype(dtype)))
     _add_logic(graph, u, ends, holes)
-    for size in sorted({s for s in sizes if s > 1}):
-        alone = [starts[v] for v, s in enumerate(sizes) if s == size and v not in in_table]
-        if alone:
-            graph.add(Xor(u[np.array(alone)[:, None] + np.arange(size)], axis=1))
-    for scope, table in large.items():
-        groups = [u[starts[v] : starts[v] + sizes[v]] for v in scope]
-        graph.add(Table(groups, table.astype(dtype)))
+    _add_groups(graph, u, [*zip(starts, sizes, strict=False)], large, dtype)
     return UAIModel(
         path=path,
         cardinalities=cardinalities,
@@ -222,6 +216,32 @@ def build_model(
         starts=starts[:-1],
         sizes=sizes,
     )
+
+
+def _add_groups(
+    graph: FactorGraph,
+    u: Variable,
+    places: list[tuple[int, int]],
+    tables: TableDict,
+    dtype: npt.DTypeLike,
+) -> None:
+    """One state of each group: by its tables, or by `Xor` where it has none.
+
+    Args:
+        graph: to which they are added.
+        u: all of its variables.
+        places: where the group of each variable of the model begins in `u`, and its size.
+        tables: those that are no pairs.
+        dtype: of their scores.
+    """
+    in_table = {v for scope in tables for v in scope}
+    for size in sorted({s for _, s in places if s > 1}):
+        alone = [start for v, (start, s) in enumerate(places) if s == size and v not in in_table]
+        if alone:
+            graph.add(Xor(u[np.array(alone)[:, None] + np.arange(size)], axis=1))
+    for scope, table in tables.items():
+        groups = [u[start : start + size] for start, size in (places[v] for v in scope)]
+        graph.add(Table(groups, table.astype(dtype)))
 
 
 def _simplified(
