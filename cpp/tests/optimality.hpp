@@ -88,23 +88,30 @@ inline double clip01(double value) { return clip(value, 0.0, 1.0); }
 
 // ---- Optimality conditions -----------------------------------------------------------
 
-// The conditions hold to `tol`; with scores of size s nothing is finer than a few eps s.
+// An instance of a solution, and how closely its conditions hold.
 template <class T>
-void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
-  const Plain p = plain(graph, i);
-  const T *mu = &out.mu[std::size_t(i) * out.n], *tau = out.tau.data() + std::size_t(i) * out.dual;
-  const std::int8_t* var_side = &out.var_side[std::size_t(i) * out.n];
-  const std::int8_t* row_side = out.row_side.data() + std::size_t(i) * out.dual;
-  // Scores that the precision hardly resolves may stall, and then say so.
-  double size_of_scores = 1;
-  for (const double eta : p.eta) size_of_scores = std::max(size_of_scores, std::fabs(eta));
-  const bool resolved = 8 * std::numeric_limits<T>::epsilon() * size_of_scores <= 1e-3;
-  CHECK(out.status_of(i) == Status::converged ||
-        (!resolved && out.status_of(i) == Status::stalled));
-  if (out.status_of(i) != Status::converged) return;
-  CHECK(out.iterations[i] >= 1 && out.primal_residual[i] >= 0 && out.dual_residual[i] >= 0);
+struct Answer {
+  const T *mu, *tau, *mu_v;
+  const std::int8_t *var_side, *row_side;
+  double tol, margin;
 
-  // mu = clip(eta - A^T tau)
+  Answer(const Solution<T>& out, int i, double tolerance)
+      : mu(out.mu.data() + std::size_t(i) * out.n),
+        tau(out.tau.data() + std::size_t(i) * out.dual),
+        mu_v(out.mu_v.data() + std::size_t(i) * out.pairs),
+        var_side(out.var_side.data() + std::size_t(i) * out.n),
+        row_side(out.row_side.data() + std::size_t(i) * out.dual),
+        tol(tolerance),
+        margin(0) {}
+};
+
+// mu = clip(eta - A^T tau). Sets the margin: with scores of size s nothing is finer than a few eps
+// s.
+template <class T>
+void check_variables(const Plain& p, Answer<T>& at) {
+  const T *mu = at.mu, *tau = at.tau;
+  const std::int8_t* var_side = at.var_side;
+  const int n = static_cast<int>(p.eta.size());
   std::vector<double> z = p.eta, size(p.eta.size());
   for (std::size_t j = 0; j < z.size(); ++j) size[j] = std::fabs(z[j]);
   for (const Row& row : p.rows) {
@@ -114,12 +121,12 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
     }
   }
   double largest = 1;
-  for (int j = 0; j < out.n; ++j) {
+  for (int j = 0; j < n; ++j) {
     if (p.present[j]) largest = std::max(largest, size[j]);
   }
-  tol += 32 * std::numeric_limits<T>::epsilon() * largest;
-  const double margin = 16 * tol + 200 * std::numeric_limits<T>::epsilon() * largest;
-  for (int j = 0; j < out.n; ++j) {
+  const double tol = at.tol += 32 * std::numeric_limits<T>::epsilon() * largest;
+  const double margin = at.margin = 16 * tol + 200 * std::numeric_limits<T>::epsilon() * largest;
+  for (int j = 0; j < n; ++j) {
     if (!p.present[j]) {
       CHECK(mu[j] == 0 && var_side[j] == static_cast<int>(Side::absent));
       continue;
@@ -139,9 +146,15 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
         CHECK(!"a present variable has a side");
     }
   }
+}
 
-  // Rows hold, multipliers keep their bounds, and one of both is tight.
-  std::vector<bool> seen(out.dual, false);
+// Rows hold, multipliers keep their bounds, and one of both is tight.
+template <class T>
+void check_rows(const Plain& p, int dual, const Answer<T>& at) {
+  const T *mu = at.mu, *tau = at.tau;
+  const std::int8_t* row_side = at.row_side;
+  const double tol = at.tol, margin = at.margin;
+  std::vector<bool> seen(dual, false);
   for (const Row& row : p.rows) {
     double slack = row.b, squares = 0, most = 0;
     for (std::size_t k = 0; k < row.var.size(); ++k) {
@@ -173,22 +186,43 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
     }
     if (row.lo == -kInf) CHECK(row_side[row.index] == static_cast<int>(Side::interior));
   }
-  for (int r = 0; r < out.dual; ++r) {
+  for (int r = 0; r < dual; ++r) {
     if (!seen[r]) CHECK(tau[r] == 0 && row_side[r] == static_cast<int>(Side::absent));
   }
+}
 
-  // The values of the pairs, and of the whole.
-  for (int q = 0; q < out.pairs; ++q) {
+template <class T>
+void check_pairs(Graph<T>& graph, const Plain& p, int i, const Answer<T>& at) {
+  const T* mu = at.mu;
+  for (int q = 0; q < graph.num_pairs(); ++q) {
     const int j1 = graph.pair_var[2 * q], j2 = graph.pair_var[2 * q + 1];
-    const T value = out.mu_v[std::size_t(i) * out.pairs + q];
+    const T value = at.mu_v[q];
     if (!p.present[j1] && !p.present[j2]) {
       CHECK(value == 0);
       continue;
     }
     const double l1 = graph.pair_negated[2 * q] ? 1 - double(mu[j1]) : mu[j1];
     const double l2 = graph.pair_negated[2 * q + 1] ? 1 - double(mu[j2]) : mu[j2];
-    CHECK_NEAR(value, pair_value(l1, l2, graph.problem().eta_v.at(i)[q]), tol);
+    CHECK_NEAR(value, pair_value(l1, l2, graph.problem().eta_v.at(i)[q]), at.tol);
   }
+}
+
+// The conditions hold to `tol`.
+template <class T>
+void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
+  const Plain p = plain(graph, i);
+  // Scores that the precision hardly resolves may stall, and then say so.
+  double size_of_scores = 1;
+  for (const double eta : p.eta) size_of_scores = std::max(size_of_scores, std::fabs(eta));
+  const bool resolved = 8 * std::numeric_limits<T>::epsilon() * size_of_scores <= 1e-3;
+  CHECK(out.status_of(i) == Status::converged ||
+        (!resolved && out.status_of(i) == Status::stalled));
+  if (out.status_of(i) != Status::converged) return;
+  CHECK(out.iterations[i] >= 1 && out.primal_residual[i] >= 0 && out.dual_residual[i] >= 0);
+  Answer<T> at(out, i, tol);
+  check_variables(p, at);
+  check_rows(p, out.dual, at);
+  check_pairs(graph, p, i, at);
 }
 
 // No other instance's solution, feasible all the same, is better: what makes this independent of

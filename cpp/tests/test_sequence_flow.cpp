@@ -76,40 +76,13 @@ struct Solvers {
   }
 };
 
-void check_case(Random& random, const Case& c, double scale) {
-  Solvers s(c);
+// W^1/2 J W^1/2 is a projector, the one of the paths' face. v: the marginals.
+void check_derivative(Random& random, const Case& c, std::vector<double>& v, Solvers& s) {
   const int n = c.vars();
   const double inf = std::numeric_limits<double>::infinity();
-  std::vector<double> v(n), other(n);
-  Control control;
-  std::int64_t calls = 0;
-  s.oracle.prepare(c.x.data());
-  s.set.begin(c.w.data(), c.uniform);
-  const ActiveSetResult by_paths =
-      s.set.solve(c.x.data(), c.eta_v.data(), s.oracle, 100000, control, false, other.data());
-  s.flow.begin(c.x.data());
-  const auto solve = [&](const std::vector<double>& x) {
-    return s.flow.solve(x.data(), c.eta_v.data(), c.w.data(), control, false, calls, v.data());
-  };
-  const SequenceFlow::End end = solve(c.x);
-  if (by_paths == ActiveSetResult::no_structure) {
-    CHECK(end == SequenceFlow::End::no_structure);
-    return;
-  }
-  CHECK(end == SequenceFlow::End::solved);
-  for (int k = 0; k < n; ++k) CHECK_NEAR(v[k], other[k], 1e-9);
-
-  // From elsewhere and back: the same.
-  std::vector<double> moved = c.x;
-  for (double& score : moved) score += 0.1 * scale * random.normal();
-  CHECK(solve(moved) == SequenceFlow::End::solved);
-  CHECK(solve(c.x) == SequenceFlow::End::solved);
-  for (int k = 0; k < n; ++k) CHECK_NEAR(v[k], other[k], 1e-9);
-
-  // The derivative: W^1/2 J W^1/2 is a projector, the one of the paths' face.
   s.flow.complete(c.x.data(), c.eta_v.data(), 0);
   s.set.complete(c.x.data(), c.eta_v.data(), s.oracle, 0, std::numeric_limits<int>::max(),
-                 other.data());
+                 v.data());
   std::vector<double> d(n), first(n), second(n), weights(s.set.count + 1);
   for (int k = 0; k < n; ++k) d[k] = c.x[k] == -inf ? 0 : random.normal();
   first = d;
@@ -121,8 +94,12 @@ void check_case(Random& random, const Case& c, double scale) {
   for (int k = 0; k < n; ++k) second[k] = c.w[k] * first[k];
   s.flow.apply(second.data());
   for (int k = 0; k < n; ++k) CHECK_NEAR(second[k], first[k], 1e-10);
+}
 
-  // Symmetric with the flows, too, and the same from the flags.
+// The derivative is symmetric with the flows, too, and the same from the flags.
+void check_flows(Random& random, const Case& c, Solvers& s) {
+  const int n = c.vars();
+  const double inf = std::numeric_limits<double>::infinity();
   const int scores = c.shape.num_scores();
   std::vector<double> a(n), b(n), a_v(scores), b_v(scores);
   for (std::vector<double>* y : {&a, &b, &a_v, &b_v}) {
@@ -150,8 +127,12 @@ void check_case(Random& random, const Case& c, double scale) {
   later.flow.respond(ka.data(), ka_v.data());
   for (int k = 0; k < n; ++k) CHECK_NEAR(ka[k], ja[k], 1e-10);
   for (int k = 0; k < scores; ++k) CHECK_NEAR(ka_v[k], ja_v[k], 1e-9);
+}
 
-  // Paths: independent, and their mean is v.
+// Paths are independent, and their mean is v.
+void check_paths(const Case& c, const std::vector<double>& v, Solvers& s) {
+  const int n = c.vars(), scores = c.shape.num_scores();
+  std::vector<double> other(n);
   std::vector<double> features(scores), mean(scores);
   s.flow.each_feature(v.data(), [&](int k, double value) { features[k] += value; });
   s.set.begin(c.w.data(), c.uniform);
@@ -161,6 +142,40 @@ void check_case(Random& random, const Case& c, double scale) {
   for (int k = 0; k < n; ++k) CHECK_NEAR(other[k], v[k], 1e-12);
   for (int k = 0; k < scores; ++k) CHECK_NEAR(mean[k], features[k], 1e-11);
   CHECK(s.set.count <= n + 1);
+}
+
+void check_case(Random& random, const Case& c, double scale) {
+  Solvers s(c);
+  const int n = c.vars();
+  std::vector<double> v(n), other(n);
+  Control control;
+  std::int64_t calls = 0;
+  s.oracle.prepare(c.x.data());
+  s.set.begin(c.w.data(), c.uniform);
+  const ActiveSetResult by_paths =
+      s.set.solve(c.x.data(), c.eta_v.data(), s.oracle, 100000, control, false, other.data());
+  s.flow.begin(c.x.data());
+  const auto solve = [&](const std::vector<double>& x) {
+    return s.flow.solve(x.data(), c.eta_v.data(), c.w.data(), control, false, calls, v.data());
+  };
+  const SequenceFlow::End end = solve(c.x);
+  if (by_paths == ActiveSetResult::no_structure) {
+    CHECK(end == SequenceFlow::End::no_structure);
+    return;
+  }
+  CHECK(end == SequenceFlow::End::solved);
+  for (int k = 0; k < n; ++k) CHECK_NEAR(v[k], other[k], 1e-9);
+
+  // From elsewhere and back: the same.
+  std::vector<double> moved = c.x;
+  for (double& score : moved) score += 0.1 * scale * random.normal();
+  CHECK(solve(moved) == SequenceFlow::End::solved);
+  CHECK(solve(c.x) == SequenceFlow::End::solved);
+  for (int k = 0; k < n; ++k) CHECK_NEAR(v[k], other[k], 1e-9);
+
+  check_derivative(random, c, other, s);
+  check_flows(random, c, s);
+  check_paths(c, v, s);
 }
 
 }  // namespace
