@@ -303,3 +303,32 @@ def test_factors_over_arcs_from_absent_words_stay(monkeypatch, by_rows):
     pair = fg.add(fm.Pair(~u[0, 2], ~u[1, 2], 2.0))
     fg.solve()
     assert pair.value == 1
+
+
+@pytest.mark.parametrize("seed", [18, 441, 541, 1045, 1667, 2706])
+def test_rows_help_where_hardly_any_point_is_left(seed):
+    """Equations through one matching: their multipliers are so long that descent creeps along."""
+    rng = np.random.default_rng(seed)
+    shape = (5, 8)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.round(2 * rng.normal(size=shape)) / 2)
+    matching = np.zeros(shape)
+    matching[np.arange(5), rng.permutation(8)[:5]] = 1
+    fg.add(fm.Matching(u))
+    equations = []
+    for _ in range(6):
+        members, coefs = rng.choice(40, 8, replace=False), rng.uniform(-1, 1, 8)
+        value = float(coefs @ matching.ravel()[members])
+        fg.add(fm.Linear(u.flatten()[members], coefs=coefs, lower=value, upper=value))
+        equations.append((members, coefs, value))
+    for _ in range(3):
+        members = rng.choice(40, 5, replace=False)
+        count = int(matching.ravel()[members].sum())
+        fg.add(fm.Exactly(u.flatten()[members], count))
+        equations.append((members, np.ones(5), count))
+    solution = fg.solve(on_failure="raise")
+    assert solution.iterations < 1500
+    for members, coefs, value in equations:
+        assert coefs @ u.value.ravel()[members] == pytest.approx(value, abs=2e-6)
+    np.testing.assert_allclose(u.value.sum(1), 1, atol=2e-6)
+    assert (u.value.sum(0) <= 1 + 2e-6).all()

@@ -660,6 +660,39 @@ def test_masks_leave_few_rows_of_many():
     assert fg.solve(max_iter=5000, on_failure="ignore").converged.all()
 
 
+@pytest.mark.parametrize(
+    ("seed", "size", "rows", "scale"),
+    [
+        *((seed, 60, 30, 1e6) for seed in (23, 44, 48, 51)),
+        *((seed, 100, 60, 4e4) for seed in (42, 71, 116)),
+        (155, 300, 130, 3e4),
+    ],
+)
+def test_large_scores_where_hardly_any_point_is_left(seed, size, rows, scale):
+    """Equations through one point: variables held at their bounds hardly give way to a row."""
+    rng = np.random.default_rng(seed)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scale * rng.normal(size=size) / 3)
+    point = (rng.random(size) < 0.3).astype(float)
+    equations = []
+    for _ in range(rows):
+        members, coefs = rng.choice(size, 9, replace=False), rng.uniform(-1, 1, 9)
+        value = float(coefs @ point[members])
+        if rng.random() < 0.5:
+            fg.add(fm.Linear(u[members], coefs=coefs, lower=value, upper=value))
+            equations.append((members, coefs, value))
+        else:
+            fg.add(fm.Budget(u[members], max(1, int(point[members].sum()))))
+    first, second = rng.integers(size, size=(2, 3 * size))
+    apart = first != second
+    first, second = first[apart], second[apart]
+    fg.add(fm.Pair(u[first], u[second], scale * rng.normal(size=len(first)) / 3))
+    solution = fg.solve(on_failure="raise")
+    assert solution.iterations < 1500
+    for members, coefs, value in equations:
+        assert coefs @ u.value[members] == pytest.approx(value, abs=2e-6)
+
+
 def test_a_pair_without_a_score_changes_nothing():
     for seed in (4403, 7229):
         problem = fuzzed_problem(seed)

@@ -99,15 +99,17 @@ struct InstanceStructures {
   }
 };
 
-// Solves a prepared instance by the method; the state then holds the point it ended at.
+// Solves a prepared instance by the method; the state then holds the point it ended at. has_rows:
+// the compact method may give up, for then it is solved by rows.
 template <class T>
-Result run(const Problem<T>& p, Method method, Options options, const T* warm,
+Result run(const Problem<T>& p, Method method, Options options, const T* warm, bool has_rows,
            ForwardState<T>& state, Control& control, bool may_poll) {
   Instance<T>& instance = state.instance;
   Result result;
   switch (method) {
     case Method::compact:
-      result = state.proximal.solve_quadratic(p, instance, warm, options, control, may_poll);
+      result =
+          state.proximal.solve_quadratic(p, instance, warm, options, control, may_poll, has_rows);
       state.point = &state.proximal.point();
       state.certificate = state.proximal.certificate();
       break;
@@ -152,11 +154,11 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm,
 
 // Solves an instance by rows, adding those of trees as they are violated. Returns false, with
 // nothing written, if that is not to be had. Where float is too coarse for it, only that is
-// written.
+// written. spent: passes that were in vain before.
 template <class T>
 bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, const T* warm,
-                   const Outputs<T>& out, InstanceStructures* found, RowFormState<T>& state,
-                   Span<T> scratch, Control& control, bool may_poll) {
+                   int spent, const Outputs<T>& out, InstanceStructures* found,
+                   RowFormState<T>& state, Span<T> scratch, Control& control, bool may_poll) {
   RowForm<T>& form = state.form;
   Instance<T>& instance = state.instance;
   if (!form.begin(p, i)) return false;
@@ -209,6 +211,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   own.objective = out.objective + i;
   write_solution(larger, instance, StructuredFactors<T>(), at, T(0), scratch, 0, own);
   check_rows(instance, own.mu.at(0), result);
+  result.iterations += spent;
   form.give_rows(form.tau.data, out.tau.at(i));
   form.give_rows(form.row_side.data, out.row_side.at(i));
   found->take_rows(form, p.structured.count);
@@ -222,16 +225,29 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
                ForwardState<T>& state, Control& control, bool may_poll) {
   Instance<T>& instance = state.instance;
   StructuredFactors<T>& structured = state.structured;
-  const bool by_rows =
-      state.has_row_form && (options.by_rows == ByRows::always ||
-                             (options.by_rows == ByRows::dense && RowForm<T>::is_dense(p, i)));
-  if (by_rows && solve_by_rows(p, i, options, warm, out, found, state.by_rows, state.error, control,
-                               may_poll)) {
+  const bool has_rows =
+      state.has_row_form && (options.by_rows == ByRows::always || options.by_rows == ByRows::dense);
+  const bool dense = has_rows && (options.by_rows == ByRows::always || RowForm<T>::is_dense(p, i));
+  if (dense && solve_by_rows(p, i, options, warm, 0, out, found, state.by_rows, state.error,
+                             control, may_poll)) {
     return;
   }
   instance.prepare(p, i, method == Method::compact || method == Method::proximal);
   if (structured.any() && !structured.prepare(p, instance, i, true)) instance.consistent = false;
-  Result result = run(p, method, options, warm, state, control, may_poll);
+  const bool may_give_up = has_rows && !dense;
+  Result result = run(p, method, options, warm, may_give_up, state, control, may_poll);
+  if (may_give_up && state.proximal.gave_up()) {
+    const int spent = result.iterations;
+    Options rest = options;
+    rest.by_rows = ByRows::always;
+    rest.max_iter -= spent;
+    if (solve_by_rows(p, i, rest, warm, spent, out, found, state.by_rows, state.error, control,
+                      may_poll)) {
+      return;
+    }
+    result = run(p, method, rest, warm, false, state, control, may_poll);
+    result.iterations += spent;
+  }
   const bool linear = method == Method::proximal || method == Method::ad3;
   if (options.by_rows == ByRows::listed && result.status != Status::infeasible) {
     structured.list_structures(!linear, result.primal_residual);

@@ -11,6 +11,9 @@
 
 namespace factormax {
 
+// When there is another way to go, descent that makes no headway is given up.
+enum class GiveUp { never, large_scores, always };
+
 template <class T>
 class CompactSolver {
  public:
@@ -39,13 +42,14 @@ class CompactSolver {
   Span<const T> certificate() const { return Span<const T>(step_).first(certified_ ? p_->m : 0); }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
-  // solution is approached, and restored exactly. may_give_up: after kStuck passes, if the scores
-  // are large and the interior point method is of no use; then `gave_up`.
+  // solution is approached, and restored exactly. It may give up after kStuck passes, or more if
+  // the scores are small, unless the interior point method is of use; then `gave_up`.
   Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
-               Control& control, bool may_poll, bool may_give_up = false) {
+               Control& control, bool may_poll, GiveUp give_up = GiveUp::never) {
     if (!begin(problem, p, options, control, may_poll)) return result_;
-    if (may_give_up && relevant_score() > kDirect && options.max_iter >= 2 * kStuck) {
-      give_up_at_ = kStuck;
+    const int stuck = relevant_score() > kDirect ? kStuck : kSmallStuck;
+    if (give_up == GiveUp::always || (give_up == GiveUp::large_scores && stuck == kStuck)) {
+      if (options.max_iter >= 2 * stuck) give_up_at_ = stuck;
     }
     start(warm);
     const bool near = warm != nullptr || solve_beside_rows();
@@ -150,7 +154,9 @@ class CompactSolver {
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
-        if (!alone && returns < kReturns && result.iterations < max_iter && bring_back()) {
+        const bool blurred = rounding > std::max(wanted, kBlurred);
+        if (!alone && blurred && returns < kReturns && result.iterations < max_iter &&
+            bring_back()) {
           ++returns;
           last_gain = ++result.iterations;
           best = residual = promising = this->residual(now_);
@@ -263,13 +269,15 @@ class CompactSolver {
   static constexpr T kNear = T(kMostRounding);   // residual below which rounding is thought of
   static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
                                       // beyond it are brought back,
-  static constexpr int kReturns = 2;  // this often, for they may belong there
-  static constexpr int kStall = 12;   // passes without gain that mean rounding, near the end
-  static constexpr int kPatience = 120;  // passes at least before the fallback is tried
-  static constexpr int kStuck = 200;     // passes after which large scores want another start
-  static constexpr int kSlow = 120;      // passes after which directions are Newton's,
-  static constexpr int kWarmUp = 10;     // but for the first so many after the scores have changed
-  static constexpr T kShift = T(0.01);   // of their matrix, to begin with
+  static constexpr int kReturns = 2;  // this often, for they may belong there,
+  static constexpr T kBlurred = T(1e-6);   // and if they leave more than this unresolved
+  static constexpr int kStall = 12;        // passes without gain that mean rounding, near the end
+  static constexpr int kPatience = 120;    // passes at least before the fallback is tried
+  static constexpr int kStuck = 200;       // passes after which large scores want another way,
+  static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
+  static constexpr int kSlow = 120;        // passes after which directions are Newton's,
+  static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
+  static constexpr T kShift = T(0.01);  // of their matrix, to begin with
   static constexpr T kLeastShift = T(1e-4);
   static constexpr int kNever = std::numeric_limits<int>::max();
 
@@ -574,11 +582,13 @@ class CompactSolver {
   // solution. Brings such multipliers back; returns whether there were any.
   bool bring_back() {
     const Instance<T>& p = *p_;
+    const T largest = max_abs(Span<const T>(now_.x));
     T size = 1;
+    if (largest <= kFar * size) return false;
     for (int j = 0; j < p.n; ++j) size = std::max(size, std::fabs(p.eta[j]));
     for (int r = p.hard; r < p.links; ++r) size = std::max(size, p.hi[r]);
     if (structured_ != nullptr) size = std::max(size, T(structured_->largest_score()));
-    if (max_abs(Span<const T>(now_.x)) <= kFar * size) return false;
+    if (largest <= kFar * size) return false;
     bool any = false;
     for (int r = 0; r < p.m; ++r) {
       T least = p.norm[r];  // how far a unit moves the variable that it moves least

@@ -157,16 +157,16 @@ class InteriorPoint {
     system_.factorise(Span<const T>(weight_), Span<const T>(work_));
   }
 
-  // A row without any would stand between its variables. Small beside what those give way by, be
-  // it one of a small coefficient.
+  // A row without any would stand between its variables. Small beside what those give way by, which
+  // is little where large scores hold them at their bounds.
   T least_elasticity(int r) const {
     const Instance<T>& p = *p_;
-    if (!p.uneven[r]) return Precision<T>::elasticity;
-    T smallest = 1;
+    T give = 0;
     for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      smallest = std::min(smallest, std::fabs(p.coef[k]) * p.scale[r]);
+      const T a = p.coef[k] * p.scale[r];
+      give += a * a / weight_[p.col[k]];
     }
-    return Precision<T>::elasticity * smallest * smallest;
+    return std::max(T(Precision<T>::elasticity) * give, tiny());
   }
 
   T elasticity(int r) const {

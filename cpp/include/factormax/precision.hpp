@@ -28,9 +28,10 @@ struct Precision<double> {
   static constexpr double rigid = 1e-12;
   // Rows of the interior point method hold, relative to ||a||; the finish does the rest.
   static constexpr double feasible = 1e-10;
-  // The least elasticity of a row in its factors: about the root of the rounding, so that the
-  // factors stay accurate, and two steps of refinement make up for it.
-  static constexpr double elasticity = 1e-8;
+  // The least elasticity of a row in its factors, relative to what its variables give way by: well
+  // above the rounding, so that the factors stay accurate, and small beside what other rows leave
+  // of that, so that two steps of refinement make up for it.
+  static constexpr double elasticity = 1e-11;
   // A Farkas certificate is negative beyond the rounding of its sum, relative to its terms.
   static constexpr double certificate = 1e-10;
 };
