@@ -11,7 +11,7 @@ from fuzz import checks, model
 from fuzz.case import ROWS, STRUCTURED, Case, Term, build, snippet
 from fuzz.checks import Tally, check
 from fuzz.generate import SIZES, generate
-from fuzz.program import Program, maximize, violation_of_best
+from fuzz.program import Program, amplification, maximize, violation_of_best
 from fuzz.shrink import shrink
 
 # ---- the generator ------------------------------------------------------------------------------
@@ -421,3 +421,16 @@ def test_nearly_linear_programs_converge(size, seed, number):
 def test_linear_programs_converge(seed, number):
     built = build(generate(seed, number, "large", "float64"))
     assert np.all(built.fg.solve_map(on_failure="ignore").converged)
+
+
+def test_nearly_dependent_rows_amplify_what_they_lack():
+    program = Program(2)
+    program.row([0, 1], [1.0, 1.0], 1.0, equal=True)
+    program.row([0, 1], [1.0, 1.1], 1.05, equal=True)
+    best = maximize(program)
+    # Rows off by e, per unit of norm: x + y = 1 + √2 e, x + 1.1 y = 1.05 - √2.21 e.
+    worst = 11 * np.sqrt(2) + 10 * np.sqrt(2.21)
+    assert amplification(program, best) == pytest.approx(worst, rel=1e-6)
+    program = Program(2)
+    program.row([0, 1], [1.0, 1.0], 5.0)
+    assert amplification(program, maximize(program)) == 0
