@@ -314,7 +314,7 @@ def test_rows_help_where_hardly_any_point_is_left(seed):
     u = fg.variable_from(np.round(2 * rng.normal(size=shape)) / 2)
     matching = np.zeros(shape)
     matching[np.arange(5), rng.permutation(8)[:5]] = 1
-    fg.add(fm.Matching(u))
+    factor = fg.add(fm.Matching(u))
     equations = []
     for _ in range(6):
         members, coefs = rng.choice(40, 8, replace=False), rng.uniform(-1, 1, 8)
@@ -332,3 +332,6 @@ def test_rows_help_where_hardly_any_point_is_left(seed):
         assert coefs @ u.value.ravel()[members] == pytest.approx(value, abs=2e-6)
     np.testing.assert_allclose(u.value.sum(1), 1, atol=2e-6)
     assert (u.value.sum(0) <= 1 + 2e-6).all()
+    # They are listed by a second solve, which begins at the multipliers of the first.
+    mean = np.tensordot(factor.probs, factor.structures, 1)
+    np.testing.assert_allclose(mean.reshape(shape), u.value, atol=2e-5)

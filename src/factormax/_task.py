@@ -144,7 +144,9 @@ class Task:
         """The solution with its structures: solved again, to list them, if it was found without."""
         if self._to_list is None:
             return self.raw
-        listed = _engines.solve(self._to_list, replace(self.options, list_structures=True))
+        # From its multipliers: the structures are those of the same solution.
+        warm = None if self.options.linear else self.raw.tau
+        listed = _engines.solve(self._to_list, replace(self.options, list_structures=True), warm)
         report_failures(listed, self.options.on_failure)
         return listed
 
