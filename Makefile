@@ -19,6 +19,7 @@ STUBGEN := $(BIN)/python -m nanobind.stubgen --quiet --module factormax._core --
 
 CPP_LIBRARY := $(shell find cpp/include cpp/src cpp/bindings -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
 CPP_TESTS := $(shell find cpp/tests cpp/examples -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
+CUDA := $(wildcard src/factormax/_engines/cuda/kernels/*.cuh tests/cuda/*.hpp tests/cuda/*.cpp)
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -121,7 +122,7 @@ lint: $(STAMPS)/install $(STAMPS)/extra-dev $(STAMPS)/extra-torch  ## ruff, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CPP_LIBRARY) $(CPP_TESTS)
+	$(BIN)/clang-format --dry-run -Werror $(CPP_LIBRARY) $(CPP_TESTS) $(CUDA)
 	@mkdir -p build
 	$(STUBGEN) build/_core.pyi
 	diff -u src/factormax/_core.pyi build/_core.pyi || { echo "The stub is stale: run 'make stubs'."; exit 1; }
@@ -130,7 +131,7 @@ lint: $(STAMPS)/install $(STAMPS)/extra-dev $(STAMPS)/extra-torch  ## ruff, mypy
 format: $(STAMPS)/extra-dev  ## format the Python and C++ sources
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP_LIBRARY) $(CPP_TESTS)
+	$(BIN)/clang-format -i $(CPP_LIBRARY) $(CPP_TESTS) $(CUDA)
 
 .PHONY: stubs
 stubs: $(STAMPS)/install  ## regenerate the type stub of the compiled module
