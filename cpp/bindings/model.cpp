@@ -164,6 +164,8 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("num_scores", &Model::num_scores)
       .def_prop_ro("num_dual", &Model::num_dual)
       .def_prop_ro("num_structured", &Model::num_structured)
+      .def_prop_ro("has_coef_params", &Model::has_coef_params,
+                   "Whether coefficients of rows depend on parameters.")
       .def_prop_ro("bounded", &Model::bounded,
                    "The same with a row for each variable that a solve may hold at 0 or 1.")
       .def_prop_ro("row_ptr", viewer<std::int32_t>([](auto& g) -> auto& { return g.row_ptr(); }))

@@ -355,6 +355,10 @@ class Model:
     def num_structured(self) -> int: ...
 
     @property
+    def has_coef_params(self) -> bool:
+        """Whether coefficients of rows depend on parameters."""
+
+    @property
     def bounded(self) -> Model:
         """The same with a row for each variable that a solve may hold at 0 or 1."""
 

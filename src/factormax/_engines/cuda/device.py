@@ -1,0 +1,125 @@
+"""A CUDA device with torch's memory and streams, as the engine takes it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from factormax._engines.cuda import driver
+
+__all__ = ["TorchMachine"]
+
+_TYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.int8): torch.int8,
+    np.dtype(np.int32): torch.int32,
+}
+_NUMPY = {own: name for name, own in _TYPES.items()}
+_SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
+
+
+class TorchMachine:
+    """See `factormax._engines.cuda.program.Machine`."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.device = torch.device("cuda", number)
+        self._flags: deque[_Flag] = deque()
+
+    def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
+        """The kernels of a variant."""
+        return dict(driver.load(variant, names, self.number))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory that a block can have."""
+        return driver.attributes(self.number).shared_per_block
+
+    @property
+    def stream(self) -> int:
+        """The current one; the plain way takes longer than a launch."""
+        return int(torch._C._cuda_getCurrentRawStream(self.number))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """A tensor on the device."""
+        return torch.empty(shape, dtype=_TYPES[dtype], device=self.device)
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        """A copy on the device."""
+        signed = _SIGNED.get(array.dtype, array.dtype)  # torch has little use for others
+        return torch.tensor(array.view(signed), device=self.device)
+
+    def pointer(self, array: Tensor) -> int:
+        """Where it begins."""
+        return array.data_ptr()
+
+    def plain(self, array: Tensor) -> Tensor:
+        """The same without gaps."""
+        return array.contiguous()
+
+    def dtype(self, array: Tensor) -> np.dtype[Any]:
+        """That of NumPy."""
+        return _NUMPY[array.dtype]
+
+    def view(self, array: Tensor, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
+        """Bytes as numbers of this dtype."""
+        return array.view(_TYPES[dtype]).view(shape)
+
+    def with_zeros(self, array: Tensor, at: int, count: int) -> Tensor:
+        """A matrix with columns of zeros from `at` on."""
+        zeros = array.new_zeros((len(array), count))
+        return torch.cat([array[:, :at], zeros, array[:, at:]], 1)
+
+    def download(self, array: Tensor) -> npt.NDArray[Any]:
+        """A copy on the host."""
+        return array.cpu().numpy()
+
+    def put(self, array: Tensor, index: Any, values: npt.NDArray[Any]) -> None:
+        """Writes rows of a tensor."""
+        array[torch.as_tensor(index, device=self.device)] = torch.from_numpy(
+            np.ascontiguousarray(values)
+        ).to(self.device, array.dtype)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being recorded."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def flag(self) -> _Flag:
+        """A number in memory of the host that the device can write to."""
+        try:
+            return self._flags.popleft()
+        except IndexError:
+            return _Flag(self)
+
+
+class _Flag:
+    """See `TorchMachine.flag`. It goes back to the machine after use."""
+
+    def __init__(self, machine: TorchMachine) -> None:
+        self._machine = machine
+        self._tensor = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._value = self._tensor.numpy()
+        self.address = self._tensor.data_ptr()
+
+    def __enter__(self) -> _Flag:
+        self._value[0] = 0
+        self.is_set = False
+        return self
+
+    def wait(self) -> bool:
+        """Waits for the current stream; whether the flag is set, which is then taken down."""
+        torch.cuda.current_stream(self._machine.device).synchronize()
+        self.is_set = bool(self._value[0])
+        self._value[0] = 0
+        return self.is_set
+
+    def __exit__(self, *_: object) -> None:
+        self._machine._flags.append(self)

@@ -1,0 +1,348 @@
+// What a kernel is given, the memory of a team, and products with the rows of the graph.
+//
+// Rows 0 .. hard - 1 are constraints, the others are pairs, docs/math.md (9)-(11). A product is a
+// gather from lists that are laid out for the team: in each round every group of lanes has a row
+// (or a variable) of its own, and every thread reads one pack of entries after the other. Entries
+// that fill up a pack stand for variable n or row m, whose values are 0.
+#pragma once
+
+#include "team.cuh"
+
+namespace factormax {
+
+// In the order of `_engines/cuda/plan.py`, which reads this text.
+template <class V>
+struct Args {
+  using T = typename V::T;    // of the computation
+  using Io = typename V::Io;  // of what comes in and goes out
+
+  // The model. Entries of rows in packs: variable * sizeof(T) + negated. Entries of variables: row
+  // * sizeof(T) + 2 second end of a pair + negated; the first end of a pair has the sign it has
+  // where the pair attracts.
+  const int* row_first;  // (rounds + 1,) packs
+  const u32* row_code;   // packs
+  const int* row_place;  // in coef, or null if all are 1 or -1
+  const int* var_first;  // the same by variables
+  const u32* var_code;
+  const int* var_place;
+  const int* row_ptr;  // (hard + 1,) the entries in one list per row, 2 variable + negated,
+  const int* row_entry;
+  const int* var_ptr;  // (n + 1,) and per variable, 4 row + 2 second end + negated
+  const int* var_entry;
+  const int* var_at;    // places in coef, -1 for pairs
+  const int* pair;      // (pairs, 2), 2 variable + negated
+  const i8* kind;       // (hard,) RowKind
+  const int* block;     // (hard, 2) the first row of its factor, and behind the last
+  const u8* flags;      // (hard,) see RowFlag
+  const u32* corner;    // of a lower triangle, row by row: 65536 row + column
+  const int* isolated;  // (num_isolated,) rows that share no variable with another
+  const T* scale;       // (hard,) 1 / norm, 0 if it says nothing; null if instances differ
+
+  // The instances.
+  const T* coef;
+  const T* rhs;
+  const Io* eta_u;
+  const Io* eta_v;
+  const u8* mask;
+  const Io* warm;
+  Io* mu;
+  Io* mu_v;
+  Io* tau;
+  i8* var_side;
+  i8* row_side;
+  Io* objective;
+  double* residual;
+  int* iterations;
+  int* status;
+  int* unsolved;  // becomes 1 if an instance is not solved; may be null
+  T* work;        // rows that do not fit into shared memory
+
+  // The gradient.
+  const Io* grad_mu;
+  const Io* grad_mu_v;
+  Io* grad_eta_u;
+  Io* grad_eta_v;
+
+  i64 coef_stride;
+  i64 rhs_stride;
+  i64 eta_v_stride;
+  i64 mask_stride;
+  i64 work_stride;
+  double tol;
+  double retry_above;  // of the gradient: residuals that are not good enough
+  int batch;
+  int retry;  // whether only what an earlier launch could not do is done
+  int n;
+  int hard;
+  int pairs;
+  int padded_rows;  // what a row array takes
+  int num_isolated;
+  int all_isolated;
+  int max_iter;
+  int most_active;  // rows that fit into a dense system
+  int lead;         // the first rows, which share no variable with each other
+  int degree;       // the most rows that a variable is in
+  int longest;      // row
+  int zeros;        // whether variables that are 0 for certain are looked for
+  // Where things are in the shared memory of a team, in bytes.
+  int team_bytes;
+  int at_sums;
+  int at_eta;
+  int at_mu;
+  int at_v;
+  int at_t;
+  int at_found;
+  int at_rows;
+  int at_b;
+  int at_inverse;
+  int at_matrix;
+  int at_place;
+  int at_active;
+  int at_zero;
+};
+
+enum RowKind : i8 { kAbsent = 0, kInequality = 1, kEquality = 2 };
+enum Side : i8 { kLower = -1, kInterior = 0, kUpper = 1, kNoSide = 2 };
+enum RowFlag : u8 {
+  kOfFactor = 1,   // absent where all variables of its factor are masked
+  kBandLower = 2,  // the first of two rows of the same entries,
+  kBandUpper = 4,  // and the second
+  kUneven = 8,     // its coefficients differ in size
+};
+
+template <class T>
+struct Constants {
+  static constexpr bool kDouble = sizeof(T) == 8;
+  static constexpr T kEps = kDouble ? T(2.220446049250313e-16) : T(1.1920928955078125e-07);
+  static constexpr T kRoot2 = T(1.41421356237309504880), kHalfRoot2 = T(0.70710678118654752440);
+};
+
+template <class T>
+FM_DEVICE T infinity() {
+#ifdef __CUDA_ARCH__
+  return T(__int_as_float(0x7f800000));
+#else
+  return T(__builtin_huge_val());
+#endif
+}
+FM_DEVICE float least(float a, float b) { return fminf(a, b); }
+FM_DEVICE float most(float a, float b) { return fmaxf(a, b); }
+FM_DEVICE double least(double a, double b) { return fmin(a, b); }
+FM_DEVICE double most(double a, double b) { return fmax(a, b); }
+FM_DEVICE int least(int a, int b) { return a < b ? a : b; }
+FM_DEVICE float magnitude(float value) { return fabsf(value); }
+FM_DEVICE double magnitude(double value) { return fabs(value); }
+template <class T>
+FM_DEVICE T clip(T value, T lo, T hi) {
+  return value < lo ? lo : (value > hi ? hi : value);
+}
+FM_DEVICE double to_box(double value) { return fmin(fmax(value, 0.0), 1.0); }
+FM_DEVICE float to_box(float value) {
+#ifdef __CUDA_ARCH__
+  return __saturatef(value);  // free, as part of the operation before
+#else
+  return fminf(fmaxf(value, 0.0f), 1.0f);
+#endif
+}
+template <class T>
+FM_DEVICE bool inside_box(T mu) {
+  return mu > 0 && mu < 1;
+}
+
+template <int WIDTH>
+struct alignas(4 * WIDTH) Pack {
+  u32 at[WIDTH];
+};
+
+// An array over all rows. In shared memory the arrays are interleaved, so that one address serves
+// all of them.
+template <class V>
+struct RowArray {
+  using T = typename V::T;
+  T* first;
+
+  FM_DEVICE T& operator[](int r) const { return first[r * (V::kRowsShared ? V::kRowArrays : 1)]; }
+};
+
+template <class V>
+struct Graph {
+  using T = typename V::T;
+  using Io = typename V::Io;
+
+  const Args<V>& a;
+  Team<V::kTeam> team;
+  char* base;
+  T* rows;
+  i64 instance;
+  const T* coef;
+  const Io* score;
+
+  FM_DEVICE Graph(const Args<V>& args, Team<V::kTeam> members, char* memory, i64 i)
+      : a(args),
+        team(members),
+        base(memory),
+        rows(V::kRowsShared ? reinterpret_cast<T*>(memory + args.at_rows)
+                            : args.work + i * args.work_stride),
+        instance(i),
+        coef(args.coef + i * args.coef_stride),
+        score(args.eta_v + i * args.eta_v_stride) {}
+
+  FM_DEVICE int num_rows() const { return a.hard + a.pairs; }
+  FM_DEVICE T* sums() const { return reinterpret_cast<T*>(base + a.at_sums); }
+  FM_DEVICE T* eta() const { return reinterpret_cast<T*>(base + a.at_eta); }
+  FM_DEVICE T* mu() const { return reinterpret_cast<T*>(base + a.at_mu); }
+  FM_DEVICE T* v() const { return reinterpret_cast<T*>(base + a.at_v); }
+  FM_DEVICE T* t() const { return reinterpret_cast<T*>(base + a.at_t); }
+  FM_DEVICE T* found() const { return reinterpret_cast<T*>(base + a.at_found); }
+  FM_DEVICE T* b() const { return reinterpret_cast<T*>(base + a.at_b); }
+  FM_DEVICE T* inverse() const { return reinterpret_cast<T*>(base + a.at_inverse); }
+  FM_DEVICE T* matrix() const { return reinterpret_cast<T*>(base + a.at_matrix); }
+  FM_DEVICE int* place() const { return reinterpret_cast<int*>(base + a.at_place); }
+  FM_DEVICE int* active() const { return reinterpret_cast<int*>(base + a.at_active); }
+  FM_DEVICE u8* zero() const { return reinterpret_cast<u8*>(base + a.at_zero); }
+  FM_DEVICE RowArray<V> row_array(int k) const {
+    return {rows + k * (V::kRowsShared ? 1 : a.padded_rows)};
+  }
+
+  FM_DEVICE bool is_soft(int r) const { return V::kPairs && r >= a.hard; }
+  FM_DEVICE bool present(int j) const { return eta()[j] > -infinity<T>(); }
+
+  template <class Visit>
+  FM_DEVICE void for_rows(Visit visit) const {
+#pragma unroll 1
+    for (int r = team.rank; r < num_rows(); r += V::kTeam) visit(r);
+  }
+  template <class Visit>
+  FM_DEVICE void for_vars(Visit visit) const {
+#pragma unroll 1
+    for (int j = team.rank; j < a.n; j += V::kTeam) visit(j);
+  }
+
+  template <class Visit>
+  FM_DEVICE void for_hard_rows(Visit visit) const {
+#pragma unroll 1
+    for (int r = team.rank; r < a.hard; r += V::kTeam) visit(r);
+  }
+  template <class Visit>
+  FM_DEVICE void for_pairs(Visit visit) const {
+#pragma unroll 1
+    for (int p = team.rank; V::kPairs && p < a.pairs; p += V::kTeam) visit(p);
+  }
+
+  // What the entries that stand for nothing point to, and the variables that fill up a round.
+  FM_DEVICE void set_dummies() const {
+    const int j = a.n + team.rank;
+    eta()[j] = -infinity<T>();
+    mu()[j] = v()[j] = 0;
+    if (team.rank == 0) t()[num_rows()] = 0;
+  }
+
+  // The value that an entry points to, and where that stands.
+  FM_DEVICE static T value_at(const T* array, u32 code) {
+    const u32 offset = V::kCoefs == 1 || V::kPairs ? code & ~3u : code;
+    return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + offset);
+  }
+  FM_DEVICE static int index_of(u32 code) { return int(code / sizeof(T)); }
+  FM_DEVICE static bool is_negated(u32 code) { return (code & 1) != 0; }
+  FM_DEVICE static bool is_second(u32 code) { return (code & 2) != 0; }
+
+  // take(j, combination of term(code, place) over the rows of variable j). It is also called for
+  // the dummies behind the last variable, for a branch would cost more.
+  template <int UNROLL = 1, class Value, class Combine, class Term, class Take>
+  FM_DEVICE void by_variable(Value zero, Combine combine, Term term, Take take) const {
+    visit<V::kVarLanes, V::kVarWidth, V::kVarPacks, UNROLL>(a.var_first, a.var_code, a.var_place,
+                                                            a.n + 1, zero, combine, term, take);
+  }
+  // take(r, combination of term(code, place) over the variables of row r), for the hard rows
+  template <class Value, class Combine, class Term, class Take>
+  FM_DEVICE void by_hard_row(Value zero, Combine combine, Term term, Take take) const {
+    visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, 1>(
+        a.row_first, a.row_code, a.row_place, a.hard, zero, combine, term, [&](int r, Value value) {
+          if (r < a.hard) take(r, value);
+        });
+  }
+
+  // The same of term(code, c), for all rows, with c the coefficient; take(r, value) by whoever owns
+  // r. Pairs have codes too.
+  template <int UNROLL = 1, class Combine, class Term, class Take>
+  FM_DEVICE void by_row(Combine combine, Term term, Take take) const {
+    T* products = found();
+    visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, UNROLL>(
+        a.row_first, a.row_code, a.row_place, a.hard, T(0), combine,
+        [&](u32 code, int place) { return term(code, row_coef(code, place)); },
+        [&](int r, T value) { products[r] = value; });
+    team.sync();
+    for_rows(
+        [&](int r) { take(r, is_soft(r) ? pair_row(r - a.hard, combine, term) : products[r]); });
+    team.sync();
+  }
+
+  // take(j, combination of term(r, c) over the rows of variable j), with c the coefficient
+  template <class Combine, class Term, class Take>
+  FM_DEVICE void by_column(Combine combine, Term term, Take take) const {
+    by_variable(
+        T(0), combine,
+        [&](u32 code, int place) { return term(index_of(code), var_coef(code, place)); }, take);
+  }
+
+  FM_DEVICE T row_coef(u32 code, int place) const {
+    if constexpr (V::kCoefs == 2) {
+      return place >= 0 ? coef[place] : T(0);
+    } else if constexpr (V::kCoefs == 1) {
+      return is_negated(code) ? T(-1) : T(1);
+    } else {
+      return T(1);
+    }
+  }
+  FM_DEVICE T var_coef(u32 code, int place) const {
+    return var_coef(index_of(code), is_second(code), is_negated(code), place);
+  }
+  FM_DEVICE T var_coef(int r, bool second, bool negated, int place) const {
+    const T sign = (V::kCoefs > 0 || V::kPairs) && negated ? T(-1) : T(1);
+    if (is_soft(r)) {
+      return !second && r < num_rows() && score[r - a.hard] < 0 ? -sign : sign;
+    }
+    if constexpr (V::kCoefs == 2) return place >= 0 ? coef[place] : T(0);
+    return sign;
+  }
+
+  template <class Combine, class Term>
+  FM_DEVICE T pair_row(int p, Combine combine, Term term) const {
+    const int first = a.pair[2 * p], second = a.pair[2 * p + 1];
+    const T sign1 = first & 1 ? T(-1) : T(1), sign2 = second & 1 ? T(-1) : T(1);
+    return combine(term(u32(first >> 1) * u32(sizeof(T)), score[p] >= 0 ? -sign1 : sign1),
+                   term(u32(second >> 1) * u32(sizeof(T)), sign2));
+  }
+
+ private:
+  template <int LANES, int WIDTH, int PACKS, int UNROLL, class Value, class Combine, class Term,
+            class Take>
+  FM_DEVICE void visit(const int* first, const u32* code, const int* places, int count, Value zero,
+                       Combine combine, Term term, Take take) const {
+    using Codes = Pack<WIDTH>;
+    constexpr int kGroups = V::kTeam / LANES;
+    const Codes* packs = reinterpret_cast<const Codes*>(code);
+    const int rounds = (count + kGroups - 1) / kGroups;
+#pragma unroll UNROLL
+    for (int k = 0; k < rounds; ++k) {
+      const int begin = PACKS > 0 ? k * PACKS : first[k];
+      const int end = PACKS > 0 ? begin + PACKS : first[k + 1];
+      Value total = zero;
+#pragma unroll(PACKS > 0 ? PACKS : UNROLL)
+      for (int p = begin; p < end; ++p) {
+        const int at = p * V::kTeam + team.rank;
+        const Codes own = packs[at];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+          const int place = V::kCoefs == 2 ? places[at * WIDTH + w] : 0;
+          total = combine(total, term(own.at[w], place));
+        }
+      }
+      total = over_lanes<LANES>(total, combine);
+      const int item = k * kGroups + team.rank / LANES;
+      if (LANES == 1 || team.rank % LANES == 0) take(item, total);
+    }
+  }
+};
+
+}  // namespace factormax

@@ -1,0 +1,196 @@
+// The gradient of a solve: (A_I J A_I^T) t = A_I J d, grad eta = J (d - A_I^T t), docs/math.md
+// (42), with what is active and what is free as the solve left it.
+#pragma once
+
+#include "system.cuh"
+
+namespace factormax {
+
+template <class V>
+class Vjp {
+  using T = typename V::T;
+  using Io = typename V::Io;
+  using Rows = RowArray<V>;
+
+ public:
+  FM_DEVICE explicit Vjp(const Graph<V>& graph)
+      : graph_(graph),
+        a_(graph.a),
+        team_(graph.team),
+        var_side_(a_.var_side + graph.instance * a_.n),
+        row_side_(a_.row_side + graph.instance * graph.num_rows()),
+        scale_(graph.row_array(0)),
+        diagonal_(graph.row_array(1)),
+        rhs_(graph.row_array(2)),
+        x_(graph.row_array(3)) {}
+
+  // Whether an earlier launch solved its system.
+  FM_DEVICE static bool is_done(const Args<V>& args, i64 instance) {
+    return args.residual[instance] <= args.retry_above;
+  }
+
+  FM_DEVICE void operator()() {
+    team_.sync();
+    const T size = take_gradient();
+    take_scales();
+    find_right_hand_side();
+    System<V> system(graph_, scale_);
+    T left = 0;
+    if (system.number(diagonal_) > 0) left = solve(system);
+    write(system.count > 0);
+    if (team_.rank == 0) a_.residual[graph_.instance] = size > 0 ? double(left / size) : 0.0;
+  }
+
+ private:
+  static constexpr T kGoal = Constants<T>::kDouble ? T(1e-12) : T(1e-5);
+  static constexpr int kRefinements = 4;  // the ridge of the factors loses digits
+
+  struct Slopes {
+    T first, second;
+  };
+
+  // How the value of a pair moves with its two variables.
+  FM_DEVICE Slopes slopes(int p) const {
+    const int first = a_.pair[2 * p], second = a_.pair[2 * p + 1];
+    const T sign1 = first & 1 ? T(-1) : T(1), sign2 = second & 1 ? T(-1) : T(1);
+    const bool here1 = var_side_[first >> 1] != kNoSide, here2 = var_side_[second >> 1] != kNoSide;
+    const bool upper = row_side_[a_.hard + p] == kUpper;
+    if (here1 && here2) {
+      if (graph_.score[p] >= 0) return upper ? Slopes{sign1, 0} : Slopes{0, sign2};
+      return upper ? Slopes{sign1, sign2} : Slopes{0, 0};
+    }
+    return {here1 && sign2 < 0 ? sign1 : T(0), here2 && sign1 < 0 ? sign2 : T(0)};
+  }
+
+  // d, the gradient of mu with what comes through the values of the pairs, goes where eta was;
+  // mu() tells what is free. Returns the largest of d.
+  FM_DEVICE T take_gradient() const {
+    T* d = graph_.eta();
+    const Io* grad_mu = a_.grad_mu == nullptr ? nullptr : a_.grad_mu + graph_.instance * a_.n;
+    const Io* grad_v =
+        a_.grad_mu_v == nullptr ? nullptr : a_.grad_mu_v + graph_.instance * i64(a_.pairs);
+    graph_.set_dummies();
+    graph_.for_vars([&](int j) {
+      graph_.mu()[j] = var_side_[j] == kInterior ? T(0.5) : T(0);
+      d[j] = grad_mu == nullptr ? T(0) : T(grad_mu[j]);
+    });
+    team_.sync();
+    if (V::kPairs && grad_v != nullptr) {
+      graph_.by_variable(
+          T(0), Add(),
+          [&](u32 code, int) {
+            const int p = graph_.index_of(code) - a_.hard;
+            if (p < 0 || p >= a_.pairs) return T(0);
+            const Slopes slope = slopes(p);
+            return (graph_.is_second(code) ? slope.second : slope.first) * T(grad_v[p]);
+          },
+          [&](int j, T sum) { d[j] += sum; });
+      team_.sync();
+    }
+    T size = 0;
+    graph_.for_vars([&](int j) {
+      if (inside_box(graph_.mu()[j])) size = most(size, magnitude(d[j]));
+    });
+    return team_.max(size);
+  }
+
+  FM_DEVICE void take_scales() const {
+    if (a_.scale != nullptr) {
+      graph_.for_hard_rows([&](int r) { scale_[r] = a_.scale[r]; });
+    } else {
+      graph_.by_hard_row(
+          T(0), Add(),
+          [&](u32 code, int place) {
+            const int j = graph_.index_of(code);
+            const T c = graph_.row_coef(code, place);
+            return j < a_.n && var_side_[j] != kNoSide ? c * c : T(0);
+          },
+          [&](int r, T squares) { scale_[r] = squares > 0 ? T(1 / sqrt(squares)) : T(0); });
+    }
+    graph_.for_pairs([&](int p) { scale_[a_.hard + p] = Constants<T>::kHalfRoot2; });
+    team_.sync();
+  }
+
+  FM_DEVICE void find_right_hand_side() const {
+    const T* mu = graph_.mu();
+    const T* d = graph_.eta();
+    graph_.by_row(
+        Add(), [&](u32 code, T c) { return inside_box(graph_.value_at(mu, code)) ? c * c : T(0); },
+        [&](int r, T squares) {
+          diagonal_[r] = row_side_[r] == kInterior ? squares * scale_[r] * scale_[r] : T(0);
+        });
+    graph_.by_row(
+        Add(),
+        [&](u32 code, T c) {
+          return inside_box(graph_.value_at(mu, code)) ? c * graph_.value_at(d, code) : T(0);
+        },
+        [&](int r, T product) { rhs_[r] = diagonal_[r] > 0 ? product * scale_[r] : T(0); });
+  }
+
+  // v() becomes J A^T t. Returns the largest of the residual.
+  FM_DEVICE T solve(System<V>& system) const {
+    T size = 0;
+    graph_.for_rows([&](int r) { size = most(size, magnitude(rhs_[r])); });
+    const T goal = team_.max(size) * kGoal;
+    const int* place = graph_.place();
+    const auto active = [=](int r) { return place[r] >= 0; };
+    if (!system.dense()) {
+      T left = 0;
+      if constexpr (V::kConjugate) {
+        const Rows p = graph_.row_array(4), q = graph_.row_array(5);
+        const int steps = 4 * least(a_.n, system.count) + 50;
+        left = system.conjugate_gradients(rhs_, x_, p, q, diagonal_, steps, goal);
+        system.multiply(x_, active, [](int, T) {});
+      }
+      return left;
+    }
+    T* b = graph_.b();
+    graph_.for_rows([&](int r) {
+      x_[r] = 0;
+      if (active(r)) b[place[r]] = rhs_[r];
+    });
+    system.factorise(diagonal_);
+    T left = 0;
+#pragma unroll 1
+    for (int turn = 0; turn < kRefinements; ++turn) {
+      system.substitute();
+      graph_.for_rows([&](int r) {
+        if (active(r)) x_[r] += b[place[r]];
+      });
+      left = 0;
+      system.multiply(x_, active, [&](int r, T product) {
+        if (!active(r)) return;
+        b[place[r]] = rhs_[r] - product;
+        left = most(left, magnitude(rhs_[r] - product));
+      });
+      left = team_.max(left);
+      team_.sync();
+      if (left <= goal) break;
+    }
+    return left;
+  }
+
+  FM_DEVICE void write(bool moved) const {
+    T* y = graph_.eta();
+    const T *mu = graph_.mu(), *v = graph_.v();
+    graph_.for_vars([&](int j) {
+      const T own = inside_box(mu[j]) ? y[j] - (moved ? v[j] : T(0)) : T(0);
+      a_.grad_eta_u[graph_.instance * a_.n + j] = Io(own);
+      y[j] = own;
+    });
+    team_.sync();
+    graph_.for_pairs([&](int p) {
+      const Slopes slope = slopes(p);
+      a_.grad_eta_v[graph_.instance * i64(a_.pairs) + p] =
+          Io(slope.first * y[a_.pair[2 * p] >> 1] + slope.second * y[a_.pair[2 * p + 1] >> 1]);
+    });
+  }
+
+  const Graph<V>& graph_;
+  const Args<V>& a_;
+  const Team<V::kTeam>& team_;
+  const i8 *var_side_, *row_side_;
+  Rows scale_, diagonal_, rhs_, x_;
+};
+
+}  // namespace factormax

@@ -1,0 +1,475 @@
+"""What the kernels need of a model: its rows as lists for teams of threads, and its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._core import BlockKind, Model, OracleKind
+from factormax._inputs import structured_of
+from factormax.arrays import IndexArray
+
+__all__ = ["Args", "Choice", "Plan", "args_type"]
+
+_ABSENT, _EQUALITY, _INEQUALITY = 0, 2, 1
+_OF_FACTOR, _BAND_LOWER, _BAND_UPPER, _UNEVEN = 1, 2, 4, 8
+
+#: Arrays over all rows that a solve works in, and more of them with uneven rows, and with conjugate
+#: gradients.
+_ROW_ARRAYS, _UNEVEN_ARRAYS, _CONJUGATE_ARRAYS, _BACKWARD_ROW_ARRAYS = 21, 2, 3, 4
+#: Pairs of rows of a variable, in all: beyond, nobody looks whether some meet twice.
+_MOST_MEETINGS = 200_000
+#: A dense system larger than this is not worth its memory.
+_MOST_ACTIVE, _LEAST_ACTIVE = 240, 8
+#: Below this number of pairs a solve is quicker than looking for variables that are 0.
+_MANY_PAIRS = 64
+#: Pairs per variable, and variables of a row, from which on sums over them lose digits in float:
+#: then all is computed in double.
+_PAIRS_TO_WIDEN, _LONG_ROW = 8, 128
+#: Threads that a multiprocessor should have at least, to hide the time that memory takes.
+_ENOUGH_THREADS = 512
+#: Instances that leave multiprocessors idle, and that fill them once or twice.
+_SMALL_BATCH, _MIDDLE_BATCH = 256, 4096
+#: More threads than 256 pay from here on.
+_MANY_ROWS = 4000
+
+Args = ctypes.Structure
+
+
+@cache
+def args_type() -> type[ctypes.Structure]:
+    """The argument of the kernels, as `graph.cuh` declares it."""
+    text = files("factormax._engines.cuda").joinpath("kernels/graph.cuh").read_text()
+    body = text[text.index("struct Args {") : text.index("\n};", text.index("struct Args {"))]
+    types = {"int": ctypes.c_int, "i64": ctypes.c_int64, "double": ctypes.c_double}
+    found = re.findall(r"^  (?:const )?(\w+)(\*?) (\w+);", body, re.MULTILINE)
+    fields = [(name, ctypes.c_void_p if star else types[kind]) for kind, star, name in found]
+    return type("Args", (ctypes.Structure,), {"_fields_": fields})
+
+
+def _power_of_two(value: float) -> int:
+    """The least one that is not below."""
+    return 1 << max(0, int(np.ceil(np.log2(max(value, 1)))))
+
+
+def _offsets(counts: Any) -> IndexArray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Entries by rows, or by variables, in packs: one after the other for each thread."""
+
+    first: IndexArray  # (rounds + 1,) packs
+    code: IndexArray  # (packs, team, width)
+    place: IndexArray
+    packs: int  # per round, if they are all the same, or 0
+
+    @classmethod
+    def laid_out(
+        cls,
+        ptr: IndexArray,
+        code: IndexArray,
+        place: IndexArray,
+        shape: tuple[int, int, int],
+        nothing: int,
+    ) -> Lists:
+        """For (members of the team, lanes of an item, entries of a pack); `nothing` fills up."""
+        team, lanes, width = shape
+        count, lengths, groups = len(ptr) - 1, np.diff(ptr), team // lanes
+        rounds = -(-count // groups)
+        widest = np.zeros(rounds * groups, np.int64)
+        widest[:count] = -(-lengths // (lanes * width))
+        packs = widest.reshape(rounds, groups).max(axis=1, initial=1)
+        first = _offsets(packs)
+        codes = np.full((int(first[-1]) * team, width), nothing, np.int64)
+        places = np.full_like(codes, -1)
+        item = np.repeat(np.arange(count), lengths)
+        entry = np.arange(len(code)) - np.repeat(ptr[:-1], lengths)
+        at = (first[item // groups] + entry // (lanes * width)) * team
+        at += item % groups * lanes + entry // width % lanes
+        codes[at, entry % width] = code
+        places[at, entry % width] = place
+        even = (
+            int(packs[0])
+            if team > 1 and rounds and (packs == packs[0]).all() and packs[0] <= 4
+            else 0
+        )
+        return cls(first, codes, places.astype(np.int32), even)
+
+
+class Layout:
+    """Where the arrays of a team lie in shared memory, in bytes.
+
+    Args:
+        start: what comes before them.
+        wanted: their names and lengths. One that has a pair of names is two that share their place.
+    """
+
+    def __init__(self, start: int, wanted: list[tuple[Any, int]]) -> None:
+        self.offsets: dict[str, int] = {}
+        for names, length in wanted:
+            for name in (names,) if isinstance(names, str) else names:
+                self.offsets[f"at_{name}"] = start
+            start += (length + 15) & ~15
+        self.offsets["team_bytes"] = self.bytes = start
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a model is solved in a batch: a variant of the kernels, and the memory of a team."""
+
+    dtype: Any  # of the scores
+    precision: Any
+    constants: dict[str, Any]  # of the variant
+    forward: Layout
+    backward: Layout
+    most_active: int
+
+    @cached_property
+    def team(self) -> int:
+        """Threads per instance."""
+        return int(self.constants["kTeam"])
+
+    @cached_property
+    def teams_per_block(self) -> int:
+        """Instances per block."""
+        return int(self.constants["kTeamsPerBlock"])
+
+    @cached_property
+    def rows_shared(self) -> bool:
+        """Whether arrays over rows are in shared memory."""
+        return bool(self.constants["kRowsShared"])
+
+    @property
+    def source(self) -> str:
+        """The variant, in CUDA C++."""
+        types = {"T": self.precision, "Io": self.dtype}
+        names = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+        lines = [f"  using {k} = {names[np.dtype(v)]};" for k, v in types.items()]
+        for name, value in self.constants.items():
+            kind = "bool" if isinstance(value, bool) else "int"
+            lines.append(f"  static constexpr {kind} {name} = {str(value).lower()};")
+        body = "\n".join(lines)
+        return f'#include "rows.cuh"\nstruct Variant {{\n{body}\n}};\nFACTORMAX_KERNELS(Variant)\n'
+
+
+class Plan:
+    """A model of rows, pairs and matchings, as the kernels take it.
+
+    Attributes:
+        n, hard, pairs: the numbers of variables, constraints and pairs; `rows`: of both of these.
+        coef_params: whether coefficients depend on parameters.
+        model_rows: constraints that the model has itself; those of matchings come behind them.
+        unsupported: why the kernels can't solve it, or "".
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.unsupported = self._reason(model)
+        if self.unsupported:
+            return
+        self.n, self.pairs = model.num_variables, model.num_pairs
+        self.coef_params = model.has_coef_params
+        self.model_rows, self.model_entries = model.num_rows, model.num_entries
+        matchings = [self._rows_of_matching(f) for f in structured_of(model)]
+        columns = [c for rows, _ in matchings for c in rows]
+        lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns)]
+        self.row_ptr = _offsets(lengths)
+        self.col = np.concatenate([model.col, *columns]).astype(np.int64)
+        self.kind = np.array([*model.row_kind, *(k for _, ks in matchings for k in ks)], np.int8)
+        self.hard = len(self.kind)
+        self.rows = self.hard + self.pairs
+        more = np.arange(len(columns)) + self.model_rows + 1
+        self.block_ptr = np.concatenate([model.block_ptr, more]).astype(np.int32)
+        self.block_kind = np.array([*model.block_kind, *([0] * len(columns))], np.int8)
+        self.pair_var = np.asarray(model.pairs, np.int64).reshape(-1, 2)
+        self.pair_negated = np.asarray(model.pair_negated, np.int64).reshape(-1, 2)
+        self.zeros = int(
+            self.pairs >= _MANY_PAIRS and not matchings and not self.pair_negated.any()
+        )
+
+    @staticmethod
+    def _reason(model: Model) -> str:
+        for factor in structured_of(model):
+            if factor.kind != OracleKind.matching:
+                return f"{factor.name} has no kernel"
+            if factor.linked:
+                return "structured factors that share variables have no kernel"
+        return ""
+
+    @staticmethod
+    def _rows_of_matching(factor: Any) -> tuple[list[Any], list[int]]:
+        rows, columns = (int(s) for s in factor.shape)
+        grid = np.asarray(factor.variables).reshape(rows, columns)
+        return [*grid, *grid.T], [_EQUALITY] * rows + [_INEQUALITY] * columns
+
+    # ---- the rows --------------------------------------------------------------------------------
+
+    def with_matchings(self, coef: Any, rhs: Any) -> tuple[Any, Any]:
+        """The numbers of the model's rows, `(1 | B, ...)`, with those of the matchings behind."""
+
+        def widened(array: Any, size: int) -> Any:
+            ones = np.ones((len(array), size - array.shape[1]), array.dtype)
+            return np.concatenate([array, ones], axis=1) if ones.size else array
+
+        return widened(coef, len(self.col)), widened(rhs, self.hard)
+
+    @cached_property
+    def row_of_entry(self) -> IndexArray:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.hard), np.diff(self.row_ptr))
+
+    @cached_property
+    def degrees(self) -> IndexArray:
+        """The number of rows that each variable is in."""
+        both = np.concatenate([self.col, self.pair_var.reshape(-1)])
+        return np.bincount(both, minlength=self.n)
+
+    @cached_property
+    def isolated(self) -> IndexArray:
+        """The rows that share no variable with another."""
+        shared = np.bincount(self.row_of_entry, self.degrees[self.col] > 1, minlength=self.hard)
+        return np.flatnonzero((shared == 0) & (self.kind != _ABSENT)).astype(np.int32)
+
+    @cached_property
+    def lead(self) -> int:
+        """The number of first rows that share no variable with each other."""
+        before = np.full(self.n, -1)
+        for r in range(self.hard):
+            own = self.col[self.row_ptr[r] : self.row_ptr[r + 1]]
+            if (before[own] >= 0).any():
+                return r
+            before[own] = r
+        return self.hard
+
+    @cached_property
+    def simple(self) -> bool:
+        """Whether no two variables are both in the same two rows."""
+        ptr, code, _ = self.by_variable(np.zeros(len(self.col), np.int64))
+        if (self.degrees.astype(np.int64) ** 2).sum() > _MOST_MEETINGS:
+            return False
+        rows, seen = code >> 2, []
+        for j in range(self.n):
+            own = np.unique(rows[ptr[j] : ptr[j + 1]])
+            i, k = np.triu_indices(len(own), 1)
+            seen.append(own[i] * self.rows + own[k])
+        meetings = np.concatenate(seen) if seen else np.zeros(0, np.int64)
+        return len(np.unique(meetings)) == len(meetings)
+
+    @cached_property
+    def longest(self) -> int:
+        """The most variables of a row."""
+        return max(1, int(np.diff(self.row_ptr).max(initial=1)), 2 if self.pairs else 1)
+
+    def flags(self, uneven: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """Of each row, see `RowFlag`."""
+        found = np.full(self.hard, _OF_FACTOR, np.uint8)
+        found[uneven] |= _UNEVEN
+        bands = np.flatnonzero(self.block_kind == int(BlockKind.band.value))
+        found[self.block_ptr[bands]] |= _BAND_LOWER
+        found[self.block_ptr[bands + 1] - 1] |= _BAND_UPPER
+        return found
+
+    @cached_property
+    def block_of_row(self) -> IndexArray:
+        """`(hard, 2)`: the first row of its factor, and behind the last."""
+        sizes = np.diff(self.block_ptr)
+        both = np.stack([self.block_ptr[:-1], self.block_ptr[1:]], axis=1)
+        return np.repeat(both, sizes, axis=0).astype(np.int32)
+
+    def by_variable(self, negative: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """The entries of each variable: where they begin, their codes, their places in `coef`."""
+        pairs = (self.hard + np.arange(self.pairs))[:, None] * 4 + np.array([0, 2])
+        pairs += np.stack([1 - self.pair_negated[:, 0], self.pair_negated[:, 1]], axis=1)
+        owner = np.concatenate([self.col, self.pair_var.reshape(-1)])
+        code = np.concatenate([self.row_of_entry * 4 + negative, pairs.reshape(-1)])
+        place = np.concatenate([np.arange(len(self.col)), np.full(2 * self.pairs, -1)])
+        order = np.argsort(owner, kind="stable")
+        return _offsets(self.degrees), code[order], place[order]
+
+    # ---- the variant -----------------------------------------------------------------------------
+
+    def fits(self, shared_bytes: int) -> bool:
+        """Whether an instance has room in the shared memory of a block, even in double."""
+        sizes = _Sizes(self, 8, True)
+        layouts = sizes.forward, sizes.backward
+        active = sizes.most_active(shared_bytes)
+        return all(layout(512, active, False).bytes <= shared_bytes for layout in layouts)
+
+    def precisions(self, dtype: npt.DTypeLike) -> list[np.dtype[Any]]:
+        """What scores of this dtype are solved in: the second for what the first can't resolve."""
+        wide = self.pairs >= _PAIRS_TO_WIDEN * self.n or self.longest > _LONG_ROW
+        both = [np.dtype(dtype), np.dtype(np.float64)]
+        return both[1:] if wide or both[0] == both[1] else both
+
+    def choose(
+        self,
+        dtype: npt.DTypeLike,
+        precision: np.dtype[Any],
+        batch: int,
+        coefs: int,
+        uneven: bool,
+        shared_bytes: int,
+        **given: int,
+    ) -> Choice:
+        """A variant for batches of about this size.
+
+        Args:
+            dtype: of the scores.
+            precision: of the computation.
+            batch: the number of instances.
+            coefs: 0: all are 1; 1: 1 or −1; 2: any.
+            uneven: whether coefficients of a row differ in size.
+            shared_bytes: that a block can have.
+            given: `team`, `row_lanes`, `var_lanes`, `teams_per_block` to be taken as they are.
+        """
+        sizes = _Sizes(self, precision.itemsize, uneven)
+        active = sizes.most_active(shared_bytes)
+        rows = sizes.forward(512, active, True).bytes <= shared_bytes
+        team = given.get("team") or self._team(batch)
+        while "team" not in given and team < 512:
+            together = shared_bytes // sizes.forward(team, active, rows).bytes
+            if team * together >= _ENOUGH_THREADS:
+                break
+            team *= 2
+        forward = sizes.forward(team, active, rows)
+        # A multiprocessor holds 32 blocks: small teams share one.
+        teams = 4 if team == 32 and forward.bytes < shared_bytes // 32 else 1
+        lengths = np.diff(self.row_ptr)
+        row_width = min(4, _power_of_two(self.longest))
+        var_width = min(4, _power_of_two(int(self.degrees.max(initial=1))))
+        row_lanes = given.get("row_lanes") or _lanes(lengths, row_width, team)
+        var_lanes = given.get("var_lanes") or _lanes(self.degrees, var_width, team)
+        constants = {
+            "kTeam": team,
+            "kTeamsPerBlock": given.get("teams_per_block") or teams,
+            "kRowLanes": row_lanes,
+            "kRowWidth": row_width,
+            "kRowPacks": _even_packs(lengths, (team, row_lanes, row_width)),
+            "kVarLanes": var_lanes,
+            "kVarWidth": var_width,
+            "kVarPacks": _even_packs(np.append(self.degrees, 0), (team, var_lanes, var_width)),
+            "kIsolatedLanes": self._isolated_lanes(team),
+            "kCoefs": coefs,
+            "kRowArrays": sizes.row_arrays(active),
+            "kBackwardRowArrays": sizes.backward_row_arrays(active),
+            "kPairs": self.pairs > 0,
+            "kSimple": self.simple,
+            "kUneven": uneven,
+            "kRowsShared": rows,
+            "kConjugate": active < self.rows,
+        }
+        backward = sizes.backward(team, active, rows)
+        return Choice(np.dtype(dtype), precision, constants, forward, backward, active)
+
+    @property
+    def padded_rows(self) -> int:
+        """What an array over all rows takes."""
+        return max(4, (self.rows + 3) & ~3)
+
+    @staticmethod
+    def batch_size(batch: int) -> int:
+        """0: it leaves multiprocessors idle; 1: it fills them; 2: many times over."""
+        return int(batch > _SMALL_BATCH) + int(batch > _MIDDLE_BATCH)
+
+    def _team(self, batch: int) -> int:
+        """More threads for larger graphs, fewer in larger batches, which fill the device."""
+        each = (5, 10, 20)[self.batch_size(batch)]
+        most = 512 if self.rows > _MANY_ROWS else 256
+        return int(np.clip(_power_of_two((self.n + self.rows) / each), 32, most))
+
+    def _isolated_lanes(self, team: int) -> int:
+        lengths = np.diff(self.row_ptr)[self.isolated]
+        if not len(lengths):
+            return 1
+        lanes = _lanes(lengths, 1, team)
+        return team if lanes == 32 and len(lengths) < team // 32 else lanes
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The memory of a team, by what it is for."""
+
+    plan: Plan
+    size: int  # of a real number
+    uneven: bool
+
+    def most_active(self, shared_bytes: int) -> int:
+        """The rows of the largest dense system that fits."""
+        active = min(self.plan.rows, _MOST_ACTIVE)
+        while active > _LEAST_ACTIVE and self.forward(512, active, False).bytes > shared_bytes:
+            active = active * 7 // 8
+        return active
+
+    def row_arrays(self, active: int) -> int:
+        """Arrays over rows. Interleaved, an odd number of them spreads over all banks."""
+        conjugate = _CONJUGATE_ARRAYS * (active < self.plan.rows)
+        return (_ROW_ARRAYS + _UNEVEN_ARRAYS * self.uneven + conjugate) | 1
+
+    def backward_row_arrays(self, active: int) -> int:
+        """The same for the gradient."""
+        return (_BACKWARD_ROW_ARRAYS + 2 * (active < self.plan.rows)) | 1
+
+    def forward(self, team: int, active: int, rows: bool) -> Layout:
+        """Of a solve. What its finish needs can lie where the errors will be."""
+        arrays = self.row_arrays(active) if rows else 0
+        n = self._vars(team)
+        shared = max(n, active * (active + 1) // 2) * self.size
+        zero = n if self.plan.zeros else 0
+        own: list[tuple[Any, int]] = [(("v", "matrix"), shared), ("zero", zero)]
+        return Layout(_scratch(team), [*self._common(team, active, arrays), *own])
+
+    def backward(self, team: int, active: int, rows: bool) -> Layout:
+        """Of a gradient."""
+        arrays = self.backward_row_arrays(active) if rows else 0
+        matrix = active * (active + 1) // 2 * self.size
+        own = [("v", self._vars(team) * self.size), ("matrix", matrix)]
+        return Layout(_scratch(team), [*self._common(team, active, arrays), *own])
+
+    def _vars(self, team: int) -> int:
+        """Variables, with those that fill up a round, one at least."""
+        return self.plan.n + team
+
+    def _common(self, team: int, active: int, arrays: int) -> list[tuple[Any, int]]:
+        plan, size = self.plan, self.size
+        return [
+            ("sums", 40 * size),
+            ("eta", self._vars(team) * size),
+            ("mu", self._vars(team) * size),
+            ("t", (plan.rows + 1) * size),
+            ("found", (plan.hard + team) * size),
+            ("rows", arrays * plan.padded_rows * size),
+            ("b", active * size),
+            ("inverse", active * size),
+            ("place", plan.rows * 4),
+            ("active", active * 4),
+        ]
+
+
+def _scratch(team: int) -> int:
+    """What a block needs to talk across its warps: 40 numbers each."""
+    return team // 32 * 40 * 8 if team > 32 else 0
+
+
+def _even_packs(lengths: IndexArray, shape: tuple[int, int, int]) -> int:
+    nothing = np.zeros(int(lengths.sum()), np.int64)
+    return Lists.laid_out(_offsets(lengths), nothing, nothing, shape, 0).packs
+
+
+def _lanes(lengths: IndexArray, width: int, team: int) -> int:
+    """The lanes that share an item, so that a sweep over all of them is short."""
+    longest = int(lengths.max(initial=1))
+
+    def cost(lanes: int) -> float:
+        rounds = -(-len(lengths) * lanes // team)
+        packs = -(-longest // (lanes * width))
+        return float(rounds * (packs * (2 * width + 4) + 6 * np.log2(lanes) + 8))
+
+    return min((1, 2, 4, 8, 16, 32) if team >= 32 else (1,), key=cost)

@@ -1,0 +1,360 @@
+"""A model on a device: its arrays there, the kernels of a variant, and their launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._core import BlockKind
+from factormax._engines.cuda.plan import Choice, Layout, Lists, Plan, args_type
+
+__all__ = ["Answer", "Machine", "Numbers", "Program"]
+
+_ABSENT, _EQUALITY = 0, 2
+_BYTE, _INT, _DOUBLE = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float64)
+
+#: The relative residual up to which a gradient in float is kept.
+_GOOD_ENOUGH = 1e-4
+
+
+class Machine(Protocol):
+    """A device, with what holds its memory."""
+
+    def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
+        """The kernels of a variant."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory that a block can have."""
+
+    @property
+    def stream(self) -> int:
+        """The one to launch on."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array on the device, of a dtype of NumPy."""
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """A copy on the device."""
+
+    def pointer(self, array: Any) -> int:
+        """Where it begins."""
+
+    def plain(self, array: Any) -> Any:
+        """An array on the device without gaps: the same, or a copy."""
+
+    def dtype(self, array: Any) -> np.dtype[Any]:
+        """That of NumPy."""
+
+    def view(self, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Bytes as numbers of this dtype."""
+
+    def with_zeros(self, array: Any, at: int, count: int) -> Any:
+        """A matrix with columns of zeros from `at` on."""
+
+    def download(self, array: Any) -> npt.NDArray[Any]:
+        """A copy on the host, once everything before is done."""
+
+    def put(self, array: Any, index: Any, values: npt.NDArray[Any]) -> None:
+        """Writes rows of an array on the device."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether launches are recorded, not run: then nobody can wait for them."""
+
+    def flag(self) -> AbstractContextManager[Any]:
+        """A number that kernels may set, with its `address`; `wait()` then tells if they did.
+
+        What it told last is `is_set`.
+        """
+
+
+class Numbers:
+    """The coefficients and bounds of rows, on the host and as the kernels take them.
+
+    What is decided here depends on the model, and not on the parameters: an instance alone must be
+    solved as it is in a batch.
+
+    Args:
+        plan: whose rows.
+        coef, rhs: `(1 | B, entries)` and `(1 | B, rows)` of the model.
+        dtype: of the computation.
+        params: whether the rows depend on parameters.
+    """
+
+    def __init__(self, plan: Plan, coef: Any, rhs: Any, dtype: npt.DTypeLike, params: bool) -> None:
+        coef, rhs = plan.with_matchings(coef, rhs)
+        self.coef = np.ascontiguousarray(coef, dtype)
+        self.rhs = np.ascontiguousarray(rhs, dtype)
+        size = np.abs(coef)
+        unit = not plan.coef_params and bool((size == 1).all())
+        self.coefs = 2 if not unit else int((coef < 0).any())
+        self.negative = (coef[0] < 0).astype(np.int64) if self.coefs == 1 else None
+        self.uneven = np.ones(plan.hard, bool) if plan.coef_params else _differ(plan, size[0])
+        self.kind = plan.kind.copy()
+        self.scale = None if params else _scales(plan, coef[0], rhs[0], self.kind, dtype)
+
+
+def _differ(plan: Plan, size: Any) -> npt.NDArray[np.bool_]:
+    """Whether a row has coefficients of different sizes."""
+    found = np.zeros(plan.hard, bool)
+    filled = np.diff(plan.row_ptr) > 0
+    if filled.any():
+        starts = plan.row_ptr[:-1][filled]
+        least = np.minimum.reduceat(np.where(size > 0, size, np.inf), starts)
+        found[filled] = np.maximum.reduceat(size, starts) > least
+    return found
+
+
+def _scales(plan: Plan, coef: Any, rhs: Any, kind: Any, dtype: npt.DTypeLike) -> Any:
+    """1 / the norm of each row where no variable is masked, 0 if it holds anyway.
+
+    None if a row can't hold: that is for the kernel to tell. Bands of one value become equations.
+    """
+    at = plan.row_of_entry
+    squares, most = (
+        np.bincount(at, v, minlength=plan.hard) for v in (coef**2, np.maximum(coef, 0))
+    )
+    least = np.bincount(at, np.minimum(coef, 0), minlength=plan.hard)
+    for f in np.flatnonzero(plan.block_kind == int(BlockKind.band.value)):
+        first, last = plan.block_ptr[f], plan.block_ptr[f + 1] - 1
+        if rhs[first] == -rhs[last]:
+            kind[first], kind[last] = _ABSENT, _EQUALITY
+    slack = 1e-7 * (most - least + np.abs(rhs))
+    fails = (least > rhs + slack) | ((kind == _EQUALITY) & (most < rhs - slack))
+    if (fails & (kind != _ABSENT)).any():
+        return None
+    says = (kind != _ABSENT) & (squares > 0) & ((kind == _EQUALITY) | (most > rhs))
+    return np.where(says, 1 / np.sqrt(np.where(says, squares, 1)), 0).astype(dtype)
+
+
+class Answer:
+    """What the kernels found, on the device. All but the first three share one array.
+
+    Attributes:
+        mu: `(B, n)`, `mu_v`: `(B, pairs)`, `objective`: `(B,)`.
+    """
+
+    __slots__ = ("_machine", "_places", "_rest", "at", "mu", "mu_v", "objective")
+
+    def __init__(self, plan: Plan, machine: Machine, batch: int, dtype: Any) -> None:
+        self._machine = machine
+        self.mu = machine.empty((batch, plan.n), dtype)
+        self.mu_v = machine.empty((batch, plan.pairs), dtype)
+        self.objective = machine.empty((batch,), dtype)
+        self._places: dict[str, tuple[int, Any, Any]] = {}
+        start = 0
+        for name, shape, kind in (
+            ("residual", (batch,), _DOUBLE),
+            ("tau", (batch, plan.rows), dtype),
+            ("iterations", (batch,), _INT),
+            ("status", (batch,), _INT),
+            ("var_side", (batch, plan.n), _BYTE),
+            ("row_side", (batch, plan.rows), _BYTE),
+        ):
+            self._places[name] = start, shape, kind
+            start += math.prod(shape) * kind.itemsize
+        self._rest = machine.empty((start,), _BYTE)
+        base = machine.pointer(self._rest)
+        #: The address of each of the others.
+        self.at = {name: base + place for name, (place, _, _) in self._places.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OTHERS:
+            raise AttributeError(name)
+        start, shape, dtype = self._places[name]
+        stop = start + math.prod(shape) * dtype.itemsize
+        return self._machine.view(self._rest[start:stop], dtype, shape)
+
+
+_OTHERS = ("residual", "tau", "iterations", "status", "var_side", "row_side")
+
+
+class Program:
+    """The kernels for a model, ready to be launched."""
+
+    def __init__(self, plan: Plan, choice: Choice, numbers: Numbers, machine: Machine) -> None:
+        self.plan, self.choice, self.machine = plan, choice, machine
+        functions = machine.load(choice.source, ("forward", "backward"))
+        self.forward, self.backward = functions["forward"], functions["backward"]
+        self.args = args = args_type()()
+        self.kept: list[Any] = []
+        self._set(**self._lists(numbers))
+        self._set(
+            kind=numbers.kind,
+            block=plan.block_of_row,
+            flags=plan.flags(numbers.uneven),
+            isolated=plan.isolated,
+            pair=(2 * plan.pair_var + plan.pair_negated).astype(np.int32),
+            corner=_corners(choice.most_active),
+        )
+        args.n, args.hard, args.pairs = plan.n, plan.hard, plan.pairs
+        args.padded_rows, args.num_isolated = plan.padded_rows, len(plan.isolated)
+        args.all_isolated = int(len(plan.isolated) == plan.rows)
+        args.most_active, args.lead = choice.most_active, plan.lead
+        args.degree = int(plan.degrees.max(initial=1))
+        args.longest, args.zeros = plan.longest, plan.zeros
+        args.retry_above = _GOOD_ENOUGH
+        self._prepared = {
+            "forward": self._with(choice.forward, "kRowArrays"),
+            "backward": self._with(choice.backward, "kBackwardRowArrays"),
+        }
+
+    def _with(self, layout: Layout, row_arrays: str) -> Any:
+        """The arguments that are always the same."""
+        args = type(self.args).from_buffer_copy(self.args)
+        for name, value in layout.offsets.items():
+            setattr(args, name, value)
+        args.work_stride = self.choice.constants[row_arrays] * self.plan.padded_rows
+        return args
+
+    def _set(self, **arrays: Any) -> None:
+        """Puts arrays on the device, for good."""
+        for name, array in arrays.items():
+            if array.size:
+                self.kept.append(self.machine.upload(np.ascontiguousarray(array)))
+                setattr(self.args, name, self.machine.pointer(self.kept[-1]))
+
+    def _lists(self, numbers: Numbers) -> dict[str, Any]:
+        plan, constants = self.plan, self.choice.constants
+        size = self.choice.precision.itemsize
+        negative = numbers.negative if numbers.negative is not None else np.zeros_like(plan.col)
+        entries = 2 * plan.col + negative
+        places = np.arange(len(entries))
+        var_ptr, var_code, var_place = plan.by_variable(negative)
+
+        def shape(of: str) -> tuple[int, int, int]:
+            return self.choice.team, int(constants[f"k{of}Lanes"]), int(constants[f"k{of}Width"])
+
+        codes = plan.col * size + negative
+        rows = Lists.laid_out(plan.row_ptr, codes, places, shape("Row"), plan.n * size)
+        codes = (var_code >> 2) * size + (var_code & 3)
+        every = np.append(var_ptr, var_ptr[-1])  # one more, which is in no row
+        columns = Lists.laid_out(every, codes, var_place, shape("Var"), plan.rows * size)
+        return {
+            "row_first": rows.first,
+            "row_code": rows.code.astype(np.uint32),
+            "row_place": rows.place,
+            "var_first": columns.first,
+            "var_code": columns.code.astype(np.uint32),
+            "var_place": columns.place,
+            "row_ptr": plan.row_ptr,
+            "row_entry": entries.astype(np.int32),
+            "var_ptr": var_ptr,
+            "var_entry": var_code.astype(np.int32),
+            "var_at": var_place.astype(np.int32),
+        }
+
+    # ---- launches --------------------------------------------------------------------------------
+
+    def solve(
+        self,
+        numbers: dict[str, Any],
+        eta_u: Any,
+        eta_v: Any,
+        mask: Any,
+        warm: Any,
+        tol: float,
+        max_iter: int,
+        unsolved: int = 0,
+        again: Answer | None = None,
+    ) -> Answer:
+        """Queues the solve of a batch.
+
+        Args:
+            numbers: of the rows, by the names of the arguments: where they are on the device.
+            eta_u: `(B, n)`. All arrays are contiguous and on the device.
+            eta_v: `(1 | B, pairs)`.
+            mask: `(1 | B, n)` of bytes, or None.
+            warm: `(B, rows)`, or None.
+            tol: the residual to be reached.
+            max_iter: passes at most.
+            unsolved: the address of a whole number that becomes 1 if an instance is not solved.
+            again: what was found by a program that is less precise: only what it could not solve is
+                solved, and written there.
+        """
+        at, batch = self.machine.pointer, eta_u.shape[0]
+        found = again or Answer(self.plan, self.machine, batch, self.choice.dtype)
+        args = self._args("forward", numbers, eta_u, eta_v, found)
+        if mask is not None:
+            args.mask = at(mask)
+            args.mask_stride = 0 if mask.shape[0] == 1 else self.plan.n
+        if again is not None:
+            args.warm, args.retry = found.at["tau"], 1
+        elif warm is not None:
+            args.warm = at(warm)
+        args.residual, args.objective = found.at["residual"], at(found.objective)
+        args.iterations, args.status = found.at["iterations"], found.at["status"]
+        args.unsolved = unsolved
+        args.tol, args.max_iter = tol, max_iter
+        self._launch("forward", args, batch)
+        return found
+
+    def vjp(
+        self,
+        numbers: dict[str, Any],
+        eta_u: Any,
+        eta_v: Any,
+        found: Answer,
+        grad_mu: Any,
+        grad_mu_v: Any,
+        again: tuple[Any, Any, Any] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Queues the gradient: of `eta_u`, of `eta_v` `(B, pairs)`, and its relative residual.
+
+        `again`: what a program that is less precise gave; only what it could not solve is written
+        anew.
+        """
+        at, new, batch = self.machine.pointer, self.machine.empty, found.mu.shape[0]
+        real = self.choice.dtype
+        out = again or (
+            new((batch, self.plan.n), real),
+            new((batch, self.plan.pairs), real),
+            new((batch,), _DOUBLE),
+        )
+        args = self._args("backward", numbers, eta_u, eta_v, found)
+        if grad_mu is not None:
+            args.grad_mu = at(grad_mu)
+        if grad_mu_v is not None:
+            args.grad_mu_v = at(grad_mu_v)
+        args.grad_eta_u, args.grad_eta_v, args.residual = at(out[0]), at(out[1]), at(out[2])
+        args.retry = int(again is not None)
+        self._launch("backward", args, batch)
+        return out
+
+    def _args(self, kernel: str, numbers: Any, eta_u: Any, eta_v: Any, found: Answer) -> Any:
+        prepared, at = self._prepared[kernel], self.machine.pointer
+        args = type(prepared).from_buffer_copy(prepared)
+        for name, value in numbers.items():
+            setattr(args, name, value)
+        args.eta_u = at(eta_u)
+        if self.plan.pairs:
+            args.eta_v, args.mu_v = at(eta_v), at(found.mu_v)
+            args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.pairs
+        args.mu, args.tau = at(found.mu), found.at["tau"]
+        args.var_side, args.row_side = found.at["var_side"], found.at["row_side"]
+        return args
+
+    def _launch(self, kernel: str, args: Any, batch: int) -> None:
+        choice, teams = self.choice, self.choice.teams_per_block
+        work = None
+        if not choice.rows_shared:
+            work = self.machine.empty((batch, args.work_stride), choice.precision)
+            args.work = self.machine.pointer(work)
+        args.batch = batch
+        function = self.forward if kernel == "forward" else self.backward
+        blocks, shared = -(-batch // teams), args.team_bytes * teams
+        function.launch(blocks, choice.team * teams, shared, self.machine.stream, args)
+
+
+@cache
+def _corners(size: int) -> npt.NDArray[np.uint32]:
+    """Rows and columns of a lower triangle, row by row."""
+    x, y = np.tril_indices(size)
+    return ((x << 16) | y).astype(np.uint32)
