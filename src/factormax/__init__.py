@@ -96,9 +96,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`factormax.nn`, which needs torch, is imported when it is first asked for."""
-    if name == "nn":
+    """`factormax.nn`, which needs torch, and `factormax.cuda` are imported when first asked for."""
+    if name in ("cuda", "nn"):
         from importlib import import_module
 
-        return import_module("factormax.nn")
+        return import_module(f"factormax.{name}")
     raise AttributeError(f"module 'factormax' has no attribute {name!r}")

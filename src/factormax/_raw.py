@@ -58,6 +58,7 @@ class RawSolution(_core.Solution):
     nodes: npt.NDArray[np.int64] | None = None
     proofs: Mapping[int, Proof] = MappingProxyType({})
     engine: str = "cpu"
+    there: Any = None  # the same on a device
 
     @classmethod
     def of_size(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:

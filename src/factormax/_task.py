@@ -38,9 +38,9 @@ __all__ = ["Gradients", "Task"]
 class Gradients(NamedTuple):
     """Of the scores of each variable tensor, of each factor's own scores, of the temperature."""
 
-    variables: list[FloatArray]
-    factors: list[FloatArray]
-    temperature: FloatArray | None
+    variables: list[Any]
+    factors: list[Any]
+    temperature: Any
 
 
 class Task:
@@ -131,9 +131,18 @@ class Task:
         """The user's own oracles lead back to the graph."""
         self.inputs = self.inputs.without_oracles()
 
+    @property
+    def host_inputs(self) -> Inputs:
+        """The numbers in NumPy."""
+        return self.inputs
+
     def values(self) -> list[FloatArray]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""
         return self.layout.by_tensor(self.raw.mu)
+
+    def objective(self) -> FloatArray:
+        """The optimal value of each instance, `(*batch,)`."""
+        return self.raw.objective.astype(self.inputs.eta_u.dtype).reshape(self.batch_shape)
 
     def factor_values(self) -> list[FloatArray]:
         """The marginals of the factors' scores, `(*batch, *shape as given)`."""
@@ -221,14 +230,20 @@ class Task:
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
         """From gradients of the probabilities of structures to those of scores."""
+        return self.to_scores(*self.pull_back_probs_flat(grads))
+
+    def pull_back_probs_flat(
+        self, grads: list[npt.NDArray[Any] | None]
+    ) -> tuple[FloatArray, FloatArray]:
+        """The same, to those of the flat scores."""
         raw = self.listed
         if self.options.linear:
-            return self.to_scores(np.zeros_like(raw.mu), np.zeros_like(raw.mu_v))
+            return np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
         flat = np.zeros_like(raw.structures.prob)
         for g, s in zip(grads, self.supports, strict=True):
             if g is not None:
                 s.collect(g.reshape(len(s.counts), s.width), flat)
-        return self.to_scores(*self._pull_back(raw, None, None, None, flat))
+        return self._pull_back(raw, None, None, None, flat)
 
     def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
         """Gradients of the flat scores as those of the scores that were given."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax._engines.cpu import CpuEngine
+from factormax._engines.cuda.engine import CudaEngine
 from factormax._inputs import Inputs, structured_of
 from factormax._options import Options
 from factormax._raw import RawSolution
@@ -50,7 +51,7 @@ class Engine(Protocol):
 
 
 #: In the order in which they are asked; the CPU's, which can do everything, is last.
-ENGINES: list[Engine] = [CpuEngine()]
+ENGINES: list[Engine] = [CudaEngine(), CpuEngine()]
 
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:

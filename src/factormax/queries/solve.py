@@ -20,8 +20,12 @@ __all__ = ["answer", "pull_back_linear", "with_objective"]
 def answer(inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
     """The answer to `solve`, `solve_map` or `decode`, as the options say."""
     if options.search is not None:
-        found = [decode(inputs.instance(i), options, *options.search) for i in range(inputs.batch)]
-        return decoded_solution(inputs, found)
+        here = inputs.replace(device="cpu")
+        found = [decode(here.instance(i), options, *options.search) for i in range(here.batch)]
+        raw = decoded_solution(here, found)
+        if inputs.device != "cpu":
+            raw.engine = "cpu (exact decoding has no kernel)"
+        return raw
     raw = _engines.solve(inputs, options, warm)
     return whole_structures(inputs, options, raw) if options.whole else raw
 

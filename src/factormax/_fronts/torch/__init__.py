@@ -9,18 +9,20 @@ Python operator costs more than a small solve.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from factormax._core import OracleKind
-from factormax._fronts.torch.arrays import Kind, kind_of, numbers_of
+from factormax._core import Model, OracleKind
+from factormax._engines import ENGINES
+from factormax._fronts.torch.arrays import Kind, device_numbers, kind_of, numbers_of
 from factormax._fronts.torch.traced import refuse_second_derivative, solve_traced
+from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = ["list_structures", "loss", "solve", "solve_eager"]
+
+_NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
 
 # ---- Eager ---------------------------------------------------------------------------------------
@@ -49,15 +53,14 @@ class EagerSolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
         """The values of variables and factors, and the objective; the solve is then the plan's."""
-        plan.task = task = plan.start(scores)
+        plan.task = task = plan.start(scores, stays=True)
         if task.inputs.oracles:
             with plan.grad_mode():
-                raw = task.run(plan.options, plan.warm)
+                task.run(plan.options, plan.warm)
         else:
-            raw = task.run(plan.options, plan.warm)
+            task.run(plan.options, plan.warm)
         outputs = plan.outputs_of(task)
-        objective = raw.objective.astype(task.inputs.eta_u.dtype).reshape(task.batch_shape)
-        outputs.append(plan.outputs[0].tensor(objective))
+        outputs.append(plan.outputs[0].tensor(task.objective()))
         ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
         ctx.set_materialize_grads(False)
         ctx.plan = plan
@@ -68,7 +71,7 @@ class EagerSolve(torch.autograd.Function):
         """The gradients of the scores."""
         _ = ctx.saved_tensors
         plan = ctx.plan
-        given = [None if g is None else numbers_of(g, plan.dtype) for g in grads]
+        given = [None if g is None else plan.numbers(g) for g in grads]
         objective, first = given.pop(), plan.num_tensors
         found = plan.pick(plan.task.pull_back(given[:first], given[first:], objective))
         return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
@@ -182,6 +185,8 @@ class EagerPlan:
                 self.kinds.append(kind)
                 if kind.dtype == torch.float64:
                     self.dtype = torch.float64
+        #: The numbers of a tensor, where and as they are computed with.
+        self.numbers: Callable[[Tensor], Any] = partial(numbers_of, dtype=self.dtype)
         self.outputs = self.kinds  # of the values of variables and factors
         if len(self.inputs) < len(given):
             own = dict(zip(self.places, self.kinds, strict=True))
@@ -213,26 +218,53 @@ class EagerPlan:
             found = [found[i] for i in self.places]
         return [*found, grads.temperature] if len(self.kinds) > len(found) else found
 
-    def start(self, scores: Sequence[Tensor]) -> Task:
-        """The solve of these scores, which are `inputs` without their history."""
+    def start(self, scores: Sequence[Tensor], stays: bool = False) -> Task:
+        """The solve of these scores, which are `inputs` without their history.
+
+        `stays`: on the device of the scores, if there is an engine.
+        """
         graph, self.graph, self.inputs = self.graph, None, []
         assert graph is not None
+        first = self.kinds[0]
+        make: Any = self._on_device(graph) if stays and not first.is_cpu else Task
         temperature, self.temperature = self.temperature, None
         if isinstance(temperature, Tensor):
             *scores, temperature = scores
-            temperature = numbers_of(temperature, torch.float64)
+            if make is Task:
+                temperature = numbers_of(temperature, torch.float64)
         dtype: Any = np.float64 if self.dtype == torch.float64 else np.float32
         arrays: list[Any] = [None] * len(self.outputs)
         for i, tensor in zip(self.places, scores, strict=True):
-            arrays[i] = numbers_of(tensor, self.dtype)
+            arrays[i] = self.numbers(tensor)
         own = arrays[self.num_tensors :]
         if len(scores) < len(arrays):
             for i, part in enumerate(graph._score_parts()):
                 if own[i] is None:
                     own[i] = np.asarray(part.given, dtype)
-        first = self.kinds[0]
         device = "cpu" if first.is_cpu else str(first.device)
-        return Task(graph, arrays[: self.num_tensors], own, dtype, temperature, device)
+        task: Task = make(graph, arrays[: self.num_tensors], own, dtype, temperature, device)
+        return task
+
+    def _on_device(self, graph: FactorGraph) -> Any:
+        """What makes the task, on the device of the scores if there is an engine."""
+        device, model = self.kinds[0].device, graph._form().model
+        engine = _engine_of(model, self.options, device, bool(graph._own_oracles()))
+        if engine is None:
+            return Task
+        from factormax._fronts.torch.device import DeviceTask
+
+        self.numbers = partial(device_numbers, device, self.dtype)
+        return partial(DeviceTask, engine)
+
+
+@lru_cache(maxsize=64)
+def _engine_of(model: Model, options: Options, device: torch.device, oracles: bool) -> Any:
+    """The engine of a device, if it solves such a model there."""
+    asked = Inputs(model, *_NOTHING, [], oracles=(None,) * oracles, device=str(device))
+    for engine in ENGINES:
+        if engine.name == device.type and engine.supports(asked, options)[0]:
+            return engine
+    return None
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -268,7 +300,7 @@ def solve_eager(
     _set_answer(graph, outputs, plan, inputs)
     solution = Solution(objective, raw, task.batch_shape, options.query, torch.from_numpy)
     if not raw.all_converged:
-        solution.conflicts = conflicts_of(graph._factors, task.inputs, raw)
+        solution.conflicts = conflicts_of(graph._factors, task.host_inputs, raw)
         report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
 

@@ -15,6 +15,7 @@ __all__ = [
     "TorchSpace",
     "as_numpy",
     "compute_dtype",
+    "device_numbers",
     "kind_of",
     "match",
     "numbers_of",
@@ -80,6 +81,11 @@ def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:
     return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
+def device_numbers(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The same on a device."""
+    return tensor.detach().to(device, dtype)
+
+
 def match(value: Tensor, scores: Tensor) -> Tensor:
     """The value on the device of the scores, in the dtype of their marginals."""
     return value.to(scores.device, value_dtype(scores))
@@ -93,9 +99,9 @@ class Kind(NamedTuple):
     is_cpu: bool
 
     def tensor(self, array: Any) -> Tensor:
-        """An array of real numbers as a tensor of this kind."""
-        found = torch.from_numpy(array)
-        if self.is_cpu and found.dtype == self.dtype:
+        """An array or a tensor of real numbers as a tensor of this kind."""
+        found = array if isinstance(array, Tensor) else torch.from_numpy(array)
+        if found.dtype == self.dtype and found.device == self.device:
             return found
         return found.to(self.device, self.dtype)
 
