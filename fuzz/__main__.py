@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from fuzz import engines
 from fuzz.case import Case, snippet
 from fuzz.checks import CHECKS, QUERIES, Failure, Tally, check
 from fuzz.generate import SIZES, generate
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"--only: there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     options.output.mkdir(parents=True, exist_ok=True)
+    engines.use(options.engine)
     run = _Run(options)
     if options.case is not None:
         run.one(options.case)
@@ -50,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=["any", "float32", "float64"], default="any", help="dtype of the scores"
     )
+    parser.add_argument("--engine", choices=["cpu", "cuda"], default="cpu", help="which to fuzz")
     parser.add_argument("--case", type=int, help="run this case only")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--no-masks", action="store_true", help="no masks and no scores of -inf")
@@ -157,6 +160,7 @@ class _Run:
         o = self.options
         flags = f" --dtype {o.dtype}" if o.dtype != "any" else ""
         flags += " --no-masks" if o.no_masks else ""
+        flags += f" --engine {o.engine}" if o.engine != "cpu" else ""
         flags += f" --only {o.only}" if o.only else ""
         return f"python -m fuzz --seed {o.seed} --size {o.size}{flags} --case {number}"
 

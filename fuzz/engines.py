@@ -1,0 +1,36 @@
+"""Engines to be fuzzed in the place of the CPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from factormax import _engines
+from factormax._engines.cpu import CpuEngine
+from factormax._engines.cuda.engine import CudaEngine
+from factormax._inputs import Inputs
+from factormax._options import Options
+from factormax._raw import RawSolution
+
+__all__ = ["use"]
+
+
+class _Cuda(CpuEngine):
+    """The CUDA engine where it can, the CPU's elsewhere."""
+
+    def __init__(self) -> None:
+        self._cuda = CudaEngine()
+
+    def solve(self, inputs: Inputs, options: Options, warm: Any) -> RawSolution:
+        there = inputs.replace(device="cuda:0")
+        if self._cuda.supports(there, options)[0]:
+            return self._cuda.solve(there, options, warm)
+        return super().solve(inputs, options, warm)
+
+
+def use(name: str) -> None:
+    """Lets this engine solve whatever is solved from now on: "cpu" or "cuda"."""
+    if name == "cuda":
+        why = CudaEngine()._unavailable(0)
+        if why:
+            raise SystemExit(f"--engine cuda: {why}.")
+        _engines.ENGINES[-1] = _Cuda()
