@@ -20,7 +20,8 @@ __all__ = ["MAY_GROW", "fraction", "main", "parser", "positive"]
 
 #: Flags that do not change what is computed, so a run may be taken up with others.
 _NOT_SETTINGS = {
-    *("models", "known_models", "seeds", "data", "output", "threads", "fresh", "quiet"),
+    *("models", "known_models", "seeds", "data", "output", "threads", "device"),
+    *("fresh", "quiet"),
 }
 #: A run may be taken up with more of these, from its checkpoint.
 MAY_GROW = {"epochs", "patience"}
@@ -64,6 +65,7 @@ def parser(
     add("--clip", type=positive(float), default=None, help="bound on the gradient's norm")
     add("--limit", type=positive(int), default=None, help="use only this many training examples")
     add("--threads", type=positive(int), default=None, help="for torch and the layer")
+    add("--device", type=_device, default="cpu", help="where to train: cpu or cuda")
     add("--fresh", action="store_true", help="run again what is finished or begun")
     add("--quiet", action="store_true", help="show no progress")
     result.set_defaults(known_models=tuple(models))
@@ -168,11 +170,12 @@ class _Planned:
                 return
         torch.manual_seed(self.header["seed"])
         task = make_task(args, self.header["model"])
+        task.to(args.device)
         header = {
             **self.header,
             "parameters": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
             "settings": self.settings,
-            "machine": machine(),
+            "machine": machine(args.device),
         }
         schedule = Schedule(
             epochs=args.epochs,
@@ -209,6 +212,14 @@ def _seed(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
     return value
+
+
+def _device(text: str) -> str:
+    if text not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"must be cpu or cuda, got {text}")
+    if text == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch finds no CUDA device; cpu, the default, needs none")
+    return text
 
 
 def fraction(most: float) -> Callable[[str], float]:

@@ -80,8 +80,8 @@ def read_runs(folder: Path) -> list[Run]:
     return [run for run in runs if run is not None and run.result is not None]
 
 
-def machine() -> dict[str, Any]:
-    """What the run was on, as far as it bears on times."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """What a run on this device was on, as far as it bears on times."""
     import torch
 
     import factormax
@@ -100,6 +100,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "factormax": factormax.__version__,
+        **({"gpu": torch.cuda.get_device_name(device)} if device != "cpu" else {}),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from experiments.timing import LayerClock
@@ -17,7 +18,9 @@ __all__ = ["Task"]
 class Task(ABC):
     """A model with its data: batches to train on, a loss, and what to measure.
 
-    The model is built by the subclass's `__init__`, after the seed has been set.
+    The model is built by the subclass's `__init__`, after the seed has been set, on the CPU: so it
+    starts from the same weights wherever it is trained. `loss`, `evaluate` and `exhibits` take
+    their batches to `device`.
     """
 
     name: ClassVar[str]
@@ -26,6 +29,12 @@ class Task(ABC):
 
     model: nn.Module
     clock: LayerClock
+    device: torch.device = torch.device("cpu")
+
+    def to(self, device: torch.device | str) -> None:
+        """Moves the model, and from now on the batches, to this device."""
+        self.device = torch.device(device)
+        self.model.to(self.device)
 
     @abstractmethod
     def batches(self, rng: np.random.Generator) -> Sequence[Any]:

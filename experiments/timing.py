@@ -17,8 +17,7 @@ class LayerClock:
 
     The backward is timed between two marks in the graph of operations, one behind the layer and one
     in front of it. So what autograd does in between for other branches counts too; the share is an
-    upper bound. A layer on a GPU is measured only as far as it waits for its result, which every
-    factormax layer does.
+    upper bound. On a CUDA device the clock waits for all that was queued before it is read.
 
     Example:
         >>> clock = LayerClock()
@@ -35,9 +34,9 @@ class LayerClock:
     def __call__(self, layer: Callable[..., Tensor], scores: Tensor, **kwargs: Any) -> Tensor:
         """`layer(scores, **kwargs)`, timed."""
         marked = _Mark.apply(scores, self._end_of_backward)
-        start = time.perf_counter()
+        start = _now(scores.device)
         result = layer(marked, **kwargs)
-        self._seconds += time.perf_counter() - start
+        self._seconds += _now(scores.device) - start
         return _Mark.apply(result, self._start_of_backward)
 
     def take(self) -> float:
@@ -46,24 +45,31 @@ class LayerClock:
         self._backward_since = None
         return seconds
 
-    def _start_of_backward(self) -> None:
-        self._backward_since = time.perf_counter()
+    def _start_of_backward(self, device: torch.device) -> None:
+        self._backward_since = _now(device)
 
-    def _end_of_backward(self) -> None:
+    def _end_of_backward(self, device: torch.device) -> None:
         if self._backward_since is not None:
-            self._seconds += time.perf_counter() - self._backward_since
+            self._seconds += _now(device) - self._backward_since
             self._backward_since = None
+
+
+def _now(device: torch.device) -> float:
+    """The time when the device has done what it was given so far."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class _Mark(torch.autograd.Function):
     """The identity; tells when the backward pass comes by."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, passed: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, passed: Callable[[torch.device], None]) -> Tensor:
         ctx.passed = passed
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.passed()
+        ctx.passed(grads[0].device)
         return grads[0], None

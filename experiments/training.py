@@ -218,7 +218,7 @@ def _load(
     may_differ: Collection[str],
 ) -> _State:
     try:
-        saved = torch.load(path, weights_only=True)
+        saved = torch.load(path, map_location=task.device, weights_only=True)
         before, now = json.loads(saved["settings"]), header.get("settings", {})
         for key in sorted((before.keys() | now.keys()) - set(may_differ)):
             if before.get(key) != now.get(key):

@@ -199,6 +199,10 @@ class Batch(NamedTuple):
         """Which tokens are there, `(batch, n)`."""
         return self.tokens > 0
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(part.to(device) for part in self))
+
     def words(self) -> list[list[str]]:
         """The tokens as they are written, without padding."""
         names = ["", *VOCABULARY]

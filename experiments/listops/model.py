@@ -57,7 +57,8 @@ class Tagger(nn.Module):
         if self.kind == "gold":
             return _arcs_of(batch.heads, batch.present)
         if self.kind == "left-to-right":
-            before = (torch.arange(batch.tokens.shape[1]) - 1).clamp(min=0)
+            position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+            before = (position - 1).clamp(min=0)
             return _arcs_of(before.expand_as(batch.tokens), batch.present)
         h = self.encoder(self.embedding(batch.tokens), batch.lengths)
         scores = torch.relu(self.modifier(h)) @ self.head(h).mT
@@ -87,7 +88,7 @@ class BiLSTM(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Both outputs, side by side. What stands in the padding means nothing."""
-        position = torch.arange(x.shape[1])
+        position = torch.arange(x.shape[1], device=x.device)
         mirrored = lengths[:, None] - 1 - position
         mirrored = torch.where(mirrored >= 0, mirrored, position)
         there = self.forwards(x)[0]

@@ -70,7 +70,7 @@ class ListOps(Task):
         operators, count for more. Training starts with them, and is far slower if every operator
         counts the same.
         """
-        expressions = self._train.batch(batch)
+        expressions = self._train.batch(batch).to(self.device)
         operators, tags = _tags(expressions)
         scores = self.model(expressions, self.clock)[operators]
         # Written out because a small batch may hold no operator at all.
@@ -80,17 +80,18 @@ class ListOps(Task):
         """Accuracy and F1 over the operators."""
         size = len(VALENCIES)
         confusion = torch.zeros(size * size, dtype=torch.long)
-        for batch in _by_length(self._held_out[split]):
+        for expressions in _by_length(self._held_out[split]):
+            batch = expressions.to(self.device)
             operators, tags = _tags(batch)
             found = self.model(batch)[operators].argmax(dim=-1)
-            confusion += torch.bincount(tags * size + found, minlength=size * size)
+            confusion += torch.bincount(tags * size + found, minlength=size * size).cpu()
         return accuracy_and_f1(confusion.reshape(size, size))
 
     def exhibits(self) -> dict[str, Any]:
         """The marginals of one expression of the test set, and its gold heads."""
         test = self._held_out["test"]
         nearest = (test.lengths - SHOWN).abs().argmin()
-        batch = test.batch(nearest[None])
+        batch = test.batch(nearest[None]).to(self.device)
         return {
             "tokens": batch.words()[0],
             "heads": batch.heads[0].tolist(),

@@ -68,11 +68,11 @@ class Multilabel(Task):
     def loss(self, batch: Tensor) -> Tensor:
         """The mean loss of the examples."""
         x, y = self._splits["train"]
-        return self.model.loss(x[batch], y[batch], self.clock)
+        return self.model.loss(x[batch].to(self.device), y[batch].to(self.device), self.clock)
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Example F1 with the threshold, which validation sets, and with ½ in its place."""
-        x, y = self._splits[split]
+        x, y = (part.to(self.device) for part in self._splits[split])
         if not len(x):
             return {}
         confidence = self.model.confidence(x)

@@ -72,12 +72,14 @@ class NLITask(Task):
 
     def loss(self, batch: Batch) -> Tensor:
         """The cross-entropy of the labels."""
-        return F.cross_entropy(self.model(batch), batch.labels)
+        there = batch.to(self.device)
+        return F.cross_entropy(self.model(there), there.labels)
 
     def evaluate(self, split: str) -> dict[str, float]:
         """The accuracy, in percent."""
         right = total = 0
-        for batch in self._held_out[split]:
+        for held_out in self._held_out[split]:
+            batch = held_out.to(self.device)
             right += int((self.model(batch).argmax(dim=1) == batch.labels).sum())
             total += len(batch.labels)
         return {"accuracy": 100 * right / total}
@@ -100,7 +102,7 @@ class NLITask(Task):
         return {"data": self.corpus.facts, "pairs": self._show(rows) if rows else []}
 
     def _show(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        batch = self.corpus.splits["valid"].take(torch.tensor(rows))
+        batch = self.corpus.splits["valid"].take(torch.tensor(rows)).to(self.device)
         answers = self.model(batch).argmax(dim=1).tolist()
         both = self.model.attend(batch)
         shown = []

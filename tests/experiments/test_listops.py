@@ -258,6 +258,14 @@ def test_fixed_trees_know_nothing_of_the_tokens():
     assert torch.equal(tagger(one.batch(first)), tagger(other.batch(first)))
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_left_on_the_cpu(model, monkeypatch):
+    """On the device without numbers, where all but the layer runs."""
+    monkeypatch.setattr(LatentTree, "forward", lambda self, scores, present: scores)
+    batch = make_splits((8, 1, 1), 20).train.batch(torch.arange(8)).to(torch.device("meta"))
+    assert Tagger(model).to("meta")(batch).is_meta
+
+
 def test_unknown_model():
     with pytest.raises(ValueError, match="There is no model 'forest': choose from left-to-right"):
         Tagger("forest")
@@ -277,7 +285,7 @@ def test_metrics():
 
 
 def run(tmp_path, model, *flags, dataset="listops-generated"):
-    main([model, "--output", str(tmp_path), "--quiet", "--threads", "1", *flags])
+    main([model, "--output", str(tmp_path), "--quiet", "--threads", "1", "--device", "cpu", *flags])
     result = RunFile(tmp_path / "listops" / f"{dataset}-{model}-seed0.jsonl").read()
     assert result is not None and result.result is not None
     return result

@@ -282,6 +282,7 @@ def test_what_is_held_out_is_not_trained_on():
 def test_smoke(tmp_path):
     argv = ["--dataset", "synthetic", "--hidden", "32", "--epochs", "6", "--threads", "1"]
     argv += ["--learning-rate", "0.005", "--quiet", "--output", str(tmp_path), "--refit"]
+    argv += ["--device", "cpu"]
     main(argv)
     for model in MODELS:
         chosen = RunFile(tmp_path / "multilabel" / f"synthetic-{model}-seed0.jsonl").read()

@@ -216,6 +216,13 @@ def test_parameters_are_few_and_vectors_are_none_of_them(corpus):
     assert sum(p.numel() for p in wide.parameters()) == 111_003
 
 
+def test_nothing_is_left_on_the_cpu(corpus):
+    """On the device without numbers, where all but the layer runs."""
+    model = NLITask(corpus, "softmax").model.to("meta")
+    (batch, *_) = corpus.splits["valid"].batches(4)
+    assert model(batch.to(torch.device("meta"))).is_meta
+
+
 def test_dropout_keeps_the_mean():
     from experiments.nli.model import _Dropout
 
@@ -234,7 +241,7 @@ def test_dropout_keeps_the_mean():
 def test_smoke(tmp_path, attention):
     """Two short trainings' worth of pairs is enough to be well above chance."""
     arguments = [attention, "--dataset", "toy", "--output", str(tmp_path), "--quiet"]
-    arguments += ["--batch-size", "32", "--epochs", "3", "--threads", "1"]
+    arguments += ["--batch-size", "32", "--epochs", "3", "--threads", "1", "--device", "cpu"]
     main(arguments)
     run = RunFile(tmp_path / "nli" / f"toy-{attention}-seed0.jsonl").read()
     assert run.result["test"]["accuracy"] > 60

@@ -75,6 +75,31 @@ def test_every_model_and_seed_is_a_run(tmp_path):
     assert 0 < runs[0].epochs[0]["layer_seconds"] < runs[0].epochs[0]["seconds"]
 
 
+def test_the_device(tmp_path, monkeypatch, capsys):
+    class Moved(Line):
+        def to(self, device):
+            super().to(device)
+            assert self.device == torch.device("cpu")
+
+    plain, on_cpu = (
+        run(tmp_path / name, "a", *flags, task=Moved)[0]
+        for name, flags in (("plain", ()), ("cpu", ("--device", "cpu")))
+    )
+    assert on_cpu.result == plain.result and on_cpu.settings == plain.settings
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, message in (("cuda", "finds no CUDA device"), ("tpu", "must be cpu or cuda")):
+        with pytest.raises(SystemExit):
+            run(tmp_path, "a", "--device", device)
+        assert message in capsys.readouterr().err
+
+
+def test_a_task_moves_its_model():
+    task = Line()
+    task.to("meta")
+    assert task.device.type == "meta"
+    assert all(p.is_meta for p in task.model.parameters())
+
+
 def test_rate_decays_without_a_better_epoch(tmp_path):
     class Worse(Line):
         def evaluate(self, split):
