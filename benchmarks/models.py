@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,25 +38,37 @@ def random_logic(n: int) -> Model:
         truth = rng.random(n) < 0.4
         fg = fm.FactorGraph()
         u = fg.variable_from(scale * rng.standard_normal(n))
-        kinds = [fm.Xor, fm.AtMostOne, fm.Or, fm.Nand, fm.Imply, fm.OrOut, fm.AndOut, fm.Budget]
-        added = 0
-        while added < n:
-            kind = kinds[rng.integers(len(kinds))]
-            members = rng.choice(n, size=int(rng.integers(2, 7)), replace=False)
-            negated = rng.random(len(members)) < 0.3
-            on = truth[members] ^ negated
-            budget = int(rng.integers(1, len(members)))
-            if not satisfied(kind, on, budget):
-                continue
-            literals = [~u[i] if flip else u[i] for i, flip in zip(members, negated, strict=True)]
-            fg.add(kind(literals, budget) if kind is fm.Budget else kind(literals))
-            added += 1
+        for factor in logic_factors(rng, truth):
+            fg.add(factor(u))
         return fg
 
     return build
 
 
-def satisfied(kind: type[fm.Factor], on: np.ndarray, budget: int) -> bool:
+def logic_factors(
+    rng: np.random.Generator, truth: np.ndarray
+) -> list[Callable[[fm.Variable], Any]]:
+    """As many factors as variables, all of which the assignment satisfies; given the variables."""
+    n = len(truth)
+    kinds = [fm.Xor, fm.AtMostOne, fm.Or, fm.Nand, fm.Imply, fm.OrOut, fm.AndOut, fm.Budget]
+    found: list[Callable[[fm.Variable], Any]] = []
+    while len(found) < n:
+        kind = kinds[rng.integers(len(kinds))]
+        members = rng.choice(n, size=int(rng.integers(2, 7)), replace=False)
+        negated = rng.random(len(members)) < 0.3
+        on = truth[members] ^ negated
+        budget = int(rng.integers(1, len(members)))
+        if satisfied(kind, on, budget):
+            found.append(partial(_logic, kind, members.tolist(), negated.tolist(), budget))
+    return found
+
+
+def _logic(kind: Any, members: list[int], negated: list[bool], budget: int, u: fm.Variable) -> Any:
+    literals = [~u[i] if flip else u[i] for i, flip in zip(members, negated, strict=True)]
+    return kind(literals, budget) if kind is fm.Budget else kind(literals)
+
+
+def satisfied(kind: type[Any], on: np.ndarray, budget: int) -> bool:
     """Whether an assignment of the literals satisfies a factor."""
     count, last, others = int(on.sum()), bool(on[-1]), on[:-1]
     meanings = {
