@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import decoding, lp_map, passes, speed, structured
+from benchmarks import decoding, gpu, lp_map, passes, speed, structured
 
 OUTPUT = Path(__file__).parent / "output"
 
@@ -20,6 +20,7 @@ def main() -> None:
         **structured.SECTIONS,
         **lp_map.SECTIONS,
         **decoding.SECTIONS,
+        **gpu.SECTIONS,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("section", nargs="*", choices=[[], *sections], help="default: all")
