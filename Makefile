@@ -68,6 +68,12 @@ test: cpp-test $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## C
 test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only the tests marked slow
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+# One process: tests that share a device would only wait for each other.
+.PHONY: test-gpu
+test-gpu: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## the tests that need a GPU, then a minute of fuzzing on it
+	$(BIN)/python -m pytest -m gpu tests
+	$(BIN)/python -m fuzz --engine cuda --minutes 1 --seed $(SEED)
+
 .PHONY: cpp-test
 cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
 	for sanitize in address OFF; do \
