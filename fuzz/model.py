@@ -314,8 +314,11 @@ _LIFTS = {
 # ---- 0/1 assignments -----------------------------------------------------------------------------
 
 
-def holds(term: Term, x: FloatArray, present: BoolArray) -> BoolArray:
-    """Which of the 0/1 assignments `(N, n)` the factors of a term allow, `(N,)`."""
+def holds(term: Term, x: FloatArray, present: BoolArray, rounding: float = 1e-9) -> BoolArray:
+    """Which of the 0/1 assignments `(N, n)` the factors of a term allow, `(N,)`.
+
+    rounding: of weighted sums, relative to what they are sums of.
+    """
     allowed = np.ones(len(x), dtype=bool)
     if term.kind == "Pair" or not present[term.index].any():
         return allowed
@@ -328,11 +331,11 @@ def holds(term: Term, x: FloatArray, present: BoolArray) -> BoolArray:
         if not present[index].any():
             continue
         literals = np.where(negated, 1 - x[:, index], x[:, index])
-        allowed &= _allows(term, k, literals)
+        allowed &= _allows(term, k, literals, rounding)
     return allowed
 
 
-def _allows(term: Term, k: int, literals: FloatArray) -> BoolArray:
+def _allows(term: Term, k: int, literals: FloatArray, rounding: float) -> BoolArray:
     """From the words of the definition, not from the rows."""
     on, d = literals.sum(axis=1), literals.shape[1]
     rest, last = literals[:, :-1].sum(axis=1), literals[:, -1]
@@ -340,9 +343,10 @@ def _allows(term: Term, k: int, literals: FloatArray) -> BoolArray:
     def number(name: str, missing: float = 0.0) -> float:
         return _number(term, k, name, missing)
 
-    def total(name: str) -> FloatArray:
+    def total(name: str) -> tuple[FloatArray, FloatArray]:
+        """The weighted sum, and by what it may be off."""
         costs = np.asarray(term.params[name], float).reshape(len(term.index), d)[k]
-        return np.asarray(literals @ costs)
+        return literals @ costs, rounding * (1 + literals @ np.abs(costs))
 
     answer: Any
     match term.kind:
@@ -369,11 +373,10 @@ def _allows(term: Term, k: int, literals: FloatArray) -> BoolArray:
         case "Exactly":
             answer = on == number("count")
         case "Knapsack":
-            spent = total("costs")
-            answer = spent <= number("budget") + 1e-9 * (1 + np.abs(spent))
+            spent, slack = total("costs")
+            answer = spent <= number("budget") + slack
         case "Linear":
-            sums = total("coefs")
-            slack = 1e-9 * (1 + np.abs(sums))
+            sums, slack = total("coefs")
             low, high = number("lower", -np.inf), number("upper", np.inf)
             answer = (sums <= high + slack) & (sums >= low - slack)
         case _:
