@@ -246,21 +246,22 @@ def test_a_loss_is_solved_there(device: str) -> None:
 
 @pytest.mark.gpu
 def test_a_training_step_can_be_captured() -> None:
-    scores, _ = on("cuda", *numbers(dtype=torch.float32))
+    given, _ = numbers(dtype=torch.float32)
+    scores = given.cuda()
 
     def step() -> Any:
+        own = scores.detach().requires_grad_()  # a leaf of this stream
         fg = fm.FactorGraph(batch_dims=1)
-        u = fg.variable_from(scores)
+        u = fg.variable_from(own)
         fg.add(fm.Xor(u, axis=1))
         fg.add(fm.AtMostOne(u, axis=0))
         fg.solve(on_failure="ignore")
-        return torch.autograd.grad(u.value.pow(2).sum(), scores)[0]
+        return torch.autograd.grad(u.value.pow(2).sum(), own)[0]
 
-    wanted = step()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step()
+        wanted = step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
