@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["build"]
 
 _BUILD = Path(__file__).parents[2] / "build" / "cuda-tests"
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-fvisibility=hidden")
 
 
 def build(source: str, includes: dict[str, str] | None = None, flags: Sequence[str] = ()) -> Path:
