@@ -9,7 +9,8 @@ import numpy as np
 
 from factormax._engines import ENGINES
 from factormax._engines.cuda import driver
-from factormax._engines.cuda.engine import CudaEngine, plan_of
+from factormax._engines.cuda.engine import CudaEngine
+from factormax._engines.cuda.launcher import plan_of
 from factormax.errors import GraphError
 
 if TYPE_CHECKING:

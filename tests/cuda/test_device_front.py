@@ -180,7 +180,7 @@ def test_what_the_kernels_do_not_finish_is_finished_on_the_host(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = dict.fromkeys((np.dtype(np.float32), np.dtype(np.float64)), 4)
-    monkeypatch.setattr("factormax._engines.cuda.engine._PASSES", passes)
+    monkeypatch.setattr("factormax._engines.cuda.launcher._PASSES", passes)
     given = numbers()
     scores, pair = on(device, *given)
     _, u, _, solution = graph_of(scores, pair)

@@ -10,7 +10,7 @@ from machine import EmulatedMachine
 
 import factormax as fm
 from factormax._engines.cpu import CpuEngine
-from factormax._engines.cuda.engine import DeviceRun, Launcher
+from factormax._engines.cuda.launcher import DeviceRun, Launcher
 from factormax._engines.cuda.plan import Plan
 from factormax._inputs import Inputs
 from factormax._options import Options

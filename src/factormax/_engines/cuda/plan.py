@@ -177,7 +177,7 @@ class Plan:
             return
         self.n, self.pairs = model.num_variables, model.num_pairs
         self.coef_params = model.has_coef_params
-        self.model_rows, self.model_entries = model.num_rows, model.num_entries
+        self.model_rows = model.num_rows
         matchings = [self._rows_of_matching(f) for f in structured_of(model)]
         columns = [c for rows, _ in matchings for c in rows]
         lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns)]

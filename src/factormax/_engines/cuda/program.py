@@ -306,7 +306,7 @@ class Program:
         grad_mu_v: Any,
         again: tuple[Any, Any, Any] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Queues the gradient: of `eta_u`, of `eta_v` `(B, pairs)`, and its relative residual.
+        """Queues the gradients of `eta_u` and `eta_v`, `(B, pairs)`, and their relative residuals.
 
         `again`: what a program that is less precise gave; only what it could not solve is written
         anew.

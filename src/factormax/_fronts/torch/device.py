@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factormax._engines.cuda.engine import DeviceSolution
+from factormax._engines.cuda.solution import DeviceSolution
 from factormax._fronts.torch.arrays import TorchSpace
 from factormax._inputs import Inputs
 from factormax._options import Options

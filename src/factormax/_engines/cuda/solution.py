@@ -1,0 +1,160 @@
+"""What was found on a device, and what is done about instances that were not solved there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from factormax._engines.cpu import CpuEngine
+from factormax._engines.cuda.launcher import DeviceRun, plan_of
+from factormax._engines.cuda.program import Machine
+from factormax._inputs import Inputs
+from factormax._options import Options
+from factormax._raw import Proof, RawSolution
+from factormax.arrays import FloatArray, IndexArray
+from factormax.status import Status
+
+__all__ = ["DeviceSolution"]
+
+#: The status of an instance with a score that is NaN or +inf.
+_BAD_NUMBER = 6
+#: The residual from which the CPU goes on where the kernels have stopped.
+_CLOSE = 1e-2
+
+
+class DeviceSolution:
+    """The answers of a batch, on the device; what a caller asks for is brought to the host then.
+
+    Attributes:
+        mu, mu_v, objective: on the device.
+        engine: where it was found.
+        proofs: why instances are infeasible.
+    """
+
+    nodes = None
+
+    def __init__(self, run: DeviceRun, inputs: Inputs, options: Options, machine: Machine) -> None:
+        self.run, self.machine = run, machine
+        self.mu, self.mu_v, self.objective = run.found.mu, run.found.mu_v, run.found.objective
+        self.engine = "cuda"
+        self.proofs: dict[int, Proof] = {}
+        self.num_rows = plan_of(inputs.model).model_rows
+        self._options = options
+        self._left: tuple[IndexArray, Inputs, RawSolution] | None = None  # to the CPU
+        self.all_converged = True  # as far as anybody has looked
+
+    # ---- at the end of a solve -------------------------------------------------------------------
+
+    def settle(self, unsolved: bool, inputs: Callable[[IndexArray], Inputs], bad: Any) -> None:
+        """Does what the kernels have left.
+
+        Args:
+            unsolved: whether they have left something.
+            inputs: of these instances, on the host.
+            bad: called if a score is NaN or +inf.
+        """
+        if not unsolved:
+            return
+        status, passes = self.status, self.iterations
+        if (status == _BAD_NUMBER).any():
+            bad()
+        limit = passes < self._options.max_iter
+        left = (status == Status.STALLED.code) | ((status == Status.MAX_ITER.code) & limit)
+        infeasible = status == Status.INFEASIBLE.code
+        if self.num_rows < self.run.found.tau.shape[1] - self.mu_v.shape[1]:
+            left |= infeasible  # the proof may be about rows of a matching
+        self._take_proofs(np.flatnonzero(infeasible & ~left))
+        if left.any():
+            self._finish(np.flatnonzero(left), inputs)
+        self.all_converged = bool((self.status == Status.CONVERGED.code).all())
+
+    def _take_proofs(self, instances: IndexArray) -> None:
+        for i in instances:
+            proof = np.asarray(self.machine.download(self.run.found.tau[int(i)]), np.float64)
+            self.proofs[int(i)] = Proof(proof)
+
+    def _finish(self, index: IndexArray, inputs: Callable[[IndexArray], Inputs]) -> None:
+        """Solves on the CPU, from the multipliers that the kernels reached."""
+        own = inputs(index)
+        start = self.tau[index]
+        close = self.primal_residual[index] <= _CLOSE
+        warm = np.where(close[:, None] & np.isfinite(start), start, 0).astype(start.dtype)
+        raw = CpuEngine().solve(own, self._options, warm if close.any() else None)
+        self._left = index, own, raw
+        for name in ("mu", "mu_v", "objective"):
+            self.machine.put(getattr(self, name), index, getattr(raw, name))
+        for name, values in (
+            ("status", raw.status),
+            ("iterations", self.iterations[index] + raw.iterations),
+            ("primal_residual", raw.primal_residual),
+            ("tau", raw.tau),
+        ):
+            getattr(self, name)[index] = values
+        self.proofs |= {int(index[i]): proof for i, proof in raw.proofs.items()}
+        self.engine = f"cuda ({len(index)} of {len(self.mu)} instances were finished on the CPU)"
+
+    # ---- on the host -----------------------------------------------------------------------------
+
+    @cached_property
+    def status(self) -> npt.NDArray[np.int32]:
+        """`(B,)`."""
+        return self.machine.download(self.run.found.status)
+
+    @cached_property
+    def iterations(self) -> npt.NDArray[np.int32]:
+        """`(B,)`."""
+        return self.machine.download(self.run.found.iterations)
+
+    @cached_property
+    def primal_residual(self) -> npt.NDArray[np.float64]:
+        """`(B,)`."""
+        return self.machine.download(self.run.found.residual)
+
+    @property
+    def dual_residual(self) -> npt.NDArray[np.float64]:
+        """`(B,)`: the same."""
+        return self.primal_residual
+
+    @property
+    def oracle_calls(self) -> npt.NDArray[np.int32]:
+        """`(B,)`: none."""
+        return np.zeros_like(self.iterations)
+
+    @cached_property
+    def tau(self) -> FloatArray:
+        """`(B, rows of the model + pairs)`, the multipliers."""
+        every = self.machine.download(self.run.found.tau)
+        rows = every.shape[1] - self.mu_v.shape[1]
+        return np.delete(every, np.s_[self.num_rows : rows], axis=1)
+
+    # ---- the gradient ----------------------------------------------------------------------------
+
+    def vjp(self, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
+        """The gradients of the scores, and how well their systems were solved; see `Engine.vjp`."""
+        given = [None if g is None else self.machine.plain(g) for g in (grad_mu, grad_mu_v)]
+        grad_u, grad_v, residual = self.run.vjp(*given)
+        if self._left is not None:
+            index, inputs, raw = self._left
+            own = [None if g is None else self.machine.download(g[index]) for g in given]
+            found_u, found_v, own_residual, _ = CpuEngine().vjp(inputs, raw, own[0], own[1], None)
+            self.machine.put(grad_u, index, found_u)
+            self.machine.put(grad_v, index, found_v)
+            self.machine.put(residual, index, own_residual)
+        return grad_u, grad_v, residual
+
+    def to_raw(self) -> RawSolution:
+        """The same on the host."""
+        shape = (len(self.mu), self.mu.shape[1], self.mu_v.shape[1], self.tau.shape[1])
+        raw = RawSolution.of_size(*shape, self.machine.dtype(self.mu))
+        for name in ("mu", "mu_v", "objective"):
+            getattr(raw, name)[...] = self.machine.download(getattr(self, name))
+        for name in ("status", "iterations", "primal_residual", "dual_residual", "tau"):
+            getattr(raw, name)[...] = getattr(self, name)
+        for i in self.proofs:
+            raw.tau[i] = 0
+        raw.proofs, raw.engine = self.proofs, self.engine
+        return raw
