@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,6 +213,14 @@ def test_the_structures_of_a_matching_come_from_the_host(device: str) -> None:
     torch.testing.assert_close(f.probs.sum(-1).cpu(), torch.ones(3).double())
     (f.probs[:, 0]).sum().backward()
     assert there.grad.isfinite().all()
+
+
+def test_a_solution_can_be_pickled(device: str) -> None:
+    scores, pair = on(device, *numbers())
+    *_, solution = graph_of(scores, pair)
+    again = pickle.loads(pickle.dumps(solution))
+    assert again.engine == solution.engine and bool(again.converged.all())
+    torch.testing.assert_close(again.multipliers, solution.multipliers)
 
 
 def test_a_warm_start_is_taken(device: str) -> None:

@@ -146,6 +146,10 @@ class DeviceSolution:
             self.machine.put(residual, index, own_residual)
         return grad_u, grad_v, residual
 
+    def __reduce__(self) -> Any:
+        """What is pickled: the same on the host."""
+        return _same, (self.to_raw(),)
+
     def to_raw(self) -> RawSolution:
         """The same on the host."""
         shape = (len(self.mu), self.mu.shape[1], self.mu_v.shape[1], self.tau.shape[1])
@@ -158,3 +162,8 @@ class DeviceSolution:
             raw.tau[i] = 0
         raw.proofs, raw.engine = self.proofs, self.engine
         return raw
+
+
+def _same(raw: RawSolution) -> RawSolution:
+    """From a pickle."""
+    return raw
