@@ -92,7 +92,7 @@ OTHERS = {
     "a slice": ((5, 5), lambda u: fm.Matching(u[:2, 1:4]), is_matching),
     "more rows": ((4, 2), lambda u: fm.Matching(u), lambda on: is_matching(on.T)),
     "one transition": ((5,), lambda u: fm.SequenceBudget(u, 0.0, 2), lambda on: on.sum() <= 2),
-    "transitions a step": ((4, 2), lambda u: fm.Sequence(u, np.zeros((3, 2, 2))), one_a_row),
+    "transitions per step": ((4, 2), lambda u: fm.Sequence(u, np.zeros((3, 2, 2))), one_a_row),
     "three groups": ((3, 2), lambda u: fm.Table(u, np.zeros((2, 2, 2))), None),
 }
 
