@@ -30,6 +30,7 @@ from factormax.structures import Answer, Support, lists_structures
 from factormax.temperature import cooled, spread_temperature, sum_to_temperature
 
 if TYPE_CHECKING:
+    from factormax._form import Form
     from factormax.graph import FactorGraph
 
 __all__ = ["Gradients", "Task"]
@@ -96,6 +97,16 @@ class Task:
                 eta_u=cooled(self.inputs.eta_u, self.temperature),
                 eta_v=cooled(self.inputs.eta_v, self.temperature),
             )
+
+    @classmethod
+    def answered(cls, form: Form, inputs: Inputs, options: Options, raw: RawSolution) -> Task:
+        """One whose answer is known, but for its structures."""
+        self = cls.__new__(cls)
+        self.form, self.layout, self.inputs = form, form.layout, inputs
+        self.batch_shape, self.batch = form.layout.batch_shape, form.layout.batch
+        self.options, self.raw, self.temperature = options, raw, None
+        self._to_list = inputs
+        return self
 
     def _check_scores(self, graph: FactorGraph) -> None:
         core = self.inputs.core

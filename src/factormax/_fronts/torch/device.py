@@ -128,14 +128,7 @@ class DeviceTask(Task):
     @cached_property
     def host(self) -> Task:
         """The same on the host, for what has no kernel: structures and their probabilities."""
-        task = Task.__new__(Task)
-        task.form, task.layout, task.options = self.form, self.layout, self.options
-        task.batch_shape, task.batch = self.batch_shape, self.batch
-        task.temperature = None
-        task.inputs = self.host_inputs
-        task.raw = self.raw.to_raw()
-        task._to_list = task.inputs
-        return task
+        return Task.answered(self.form, self.host_inputs, self.options, self.raw.to_raw())
 
     @cached_property
     def supports(self) -> Any:
