@@ -417,6 +417,16 @@ def test_nearly_linear_programs_converge(size, seed, number):
     assert np.all(built.fg.solve(on_failure="ignore").converged)
 
 
+@pytest.mark.parametrize("number", [71, 169])
+def test_descent_that_meets_the_tolerance_is_finished(number):
+    """Marginals were off by a hundred times the residual at which descent had stopped."""
+    built = build(generate(952, number, "large", "float64"))
+    built.fg.solve()
+    found = np.array(built.u.value)
+    built.fg.solve(tol=1e-11)
+    np.testing.assert_allclose(found, built.u.value, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("seed", "number"), [(202, 273), (203, 181)])
 def test_linear_programs_converge(seed, number):
     built = build(generate(seed, number, "large", "float64"))

@@ -132,6 +132,9 @@ class CompactSolver {
     const int begin = result.iterations;
     int fall_back_at = begin + (impatient_ ? 0 : kPatience);
     const bool alone = all_isolated();
+    // Stages on the way to the whole scores need no polish, and float has no digits for it.
+    const bool final = Precision<T>::finest && options_->finish && wanted == T(options_->tol);
+    bool descended = false;  // by the last step, which was no finish
     int returns = 0;
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
@@ -154,6 +157,17 @@ class CompactSolver {
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
+        // Descent ends wherever `tol` is met, which leaves a long row's variables further off than
+        // that; the finish ends at the solution.
+        if (std::exchange(descended, false) && final && residual > kJump * wanted &&
+            result.iterations < max_iter) {
+          const bool done = newton_step(residual, T(0));
+          result.iterations += attempted_;
+          if (done) {
+            residual = promising = this->residual(now_);
+            continue;
+          }
+        }
         const bool blurred = rounding > std::max(wanted, kBlurred);
         if (!alone && blurred && returns < kReturns && result.iterations < max_iter &&
             bring_back()) {
@@ -188,6 +202,7 @@ class CompactSolver {
         result.iterations += attempted_;
         if (done) {
           residual = promising = this->residual(now_);
+          descended = false;
           continue;
         }
         if (result.iterations >= max_iter) break;
@@ -221,6 +236,7 @@ class CompactSolver {
       }
       result.iterations += passes;
       residual = this->residual(now_);
+      descended = true;
     }
     if (result.status != Status::converged && infeasible()) {
       result.status = Status::infeasible;
