@@ -232,15 +232,18 @@ def sequences(quick: bool) -> Section:
 def certify_flow(
     scores: np.ndarray, transitions: np.ndarray, mu: np.ndarray, flow: np.ndarray
 ) -> None:
-    """Flows with the marginals mu, and no path that is better at the scores less mu."""
+    """Flows with the marginals mu, and no path that is better at the scores less mu.
+
+    A gap is a difference of the scores of whole paths, and rounds as those do.
+    """
     scores = scores - scores.mean(axis=1, keepdims=True)
     reduced = scores - mu + 1 / scores.shape[1]
     best = reduced[-1]
     for t in range(len(transitions) - 1, -1, -1):
         best = reduced[t] + (transitions[t] + best).max(axis=1)
     gap = best.max() - (reduced * mu).sum() - (transitions * flow).sum()
-    size = np.abs(scores).max() + np.abs(transitions).max()
-    require(flow.min() >= 0 and abs(gap) <= 1e-11 * size + 1e-15, "sequence: optimal")
+    size = np.abs(scores * mu).sum() + np.abs(transitions * flow).sum()
+    require(flow.min() >= 0 and abs(gap) <= 1e-12 * size + 1e-15, "sequence: optimal")
     lack = max(np.abs(flow.sum(2) - mu[:-1]).max(), np.abs(flow.sum(1) - mu[1:]).max())
     require(lack <= 1e-11, "sequence: marginals")
 
