@@ -148,7 +148,7 @@ class CompactSolver {
       }
       T tol = wanted, rounding = wanted;
       if (residual <= kNear) {
-        tol = std::max(wanted, resolution());
+        tol = std::max(wanted, std::min(resolution(), T(Precision<T>::unresolved)));
         // A multiplier moves all the free variables of its row at once.
         rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
@@ -282,7 +282,7 @@ class CompactSolver {
   static constexpr T kPromising = T(0.015);      // residual at which the finish is first tried,
   static constexpr T kOraclePromising = T(0.1);  // with oracles, whose passes cost more than it,
   static constexpr T kMostPromising = T(0.25);   // and with pairs of large scores, at most
-  static constexpr T kNear = T(kMostRounding);   // residual below which rounding is thought of
+  static constexpr T kNear = T(Precision<double>::unresolved);  // below, rounding is thought of
   static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
                                       // beyond it are brought back,
   static constexpr int kReturns = 2;  // this often, for they may belong there,

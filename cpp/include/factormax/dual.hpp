@@ -11,9 +11,6 @@
 
 namespace factormax {
 
-// No error is put down to rounding beyond this: an answer that is further off is no answer.
-constexpr double kMostRounding = 5e-3;
-
 // A point of the dual with all that belongs to it.
 template <class T>
 struct DualPoint {

@@ -134,7 +134,7 @@ void write_vertex(const Problem<T>& p, const Instance<T>& instance,
 template <class T>
 void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
   const T eps = std::numeric_limits<T>::epsilon();
-  const double limit = kMostRounding;
+  const double limit = Precision<T>::unresolved;
   if (4 * eps * (1 + instance.largest_score) * instance.longest_row < limit) return;
   double worst = 0;
   for (int r = 0; r < instance.hard; ++r) {

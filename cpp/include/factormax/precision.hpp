@@ -11,6 +11,8 @@ template <>
 struct Precision<double> {
   // Whether there is none finer, to which what is not resolved could be left.
   static constexpr bool finest = true;
+  // No residual is put down to rounding beyond this: an answer that is further off is no answer.
+  static constexpr double unresolved = 5e-3;
   // Whether multipliers resolve the gap between a linear program's value and its bound.
   static constexpr bool solves_linear_programs = true;
   // Whether sums over the hundreds of pairs of a variable keep enough digits.
@@ -39,6 +41,7 @@ struct Precision<double> {
 template <>
 struct Precision<float> {
   static constexpr bool finest = false;
+  static constexpr double unresolved = 1e-4;
   static constexpr bool solves_linear_programs = false;
   static constexpr bool adds_many_pairs = false;
   static constexpr bool resolves_flat_systems = false;
