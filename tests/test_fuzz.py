@@ -424,6 +424,12 @@ def test_float32_calls_nothing_converged_whose_rows_are_off(seed, number):
     assert check(case, number, "small", "solve", Tally()) == []
 
 
+def test_small_coefficients_beside_a_table_converge():
+    """A variable of a table is free if its value is, whatever its score."""
+    case = generate(1005, 695, "small", "float64")
+    assert check(case, 695, "small", "tight", Tally()) == []
+
+
 @pytest.mark.parametrize("number", [71, 169])
 def test_descent_that_meets_the_tolerance_is_finished(number):
     """Marginals were off by a hundred times the residual at which descent had stopped."""

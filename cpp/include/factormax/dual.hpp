@@ -277,10 +277,10 @@ T uneven_row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
   const bool up = at.g[r] > 0;  // a . mu is too small
   T squares = 0, smallest = 1;
   for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-    const T a = p.coef[k], z = at.z[p.col[k]] * p.give(p.col[k]);
-    if (z > 0 && z < 1) {
+    const T a = p.coef[k], mu = at.mu[p.col[k]];
+    if (mu > 0 && mu < 1) {
       squares += a * a;
-    } else if ((z <= 0) == (a > 0 ? up : !up)) {
+    } else if ((mu <= 0) == (a > 0 ? up : !up)) {
       smallest = std::min(smallest, std::fabs(a));
     }
   }
