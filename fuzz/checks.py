@@ -577,6 +577,22 @@ def _one_instance(run: _Run) -> Case | None:
     return one
 
 
+def _is_tie(
+    run: _Run, one: Case, loss: Callable[..., float], slope: float, noise: float, h: float
+) -> bool:
+    """Whether pieces with smaller and with larger slopes meet here.
+
+    At such a point the answer has no derivative, although it may have the same one-sided slope, 0
+    for instance, on both sides of a line through it; what `vjp` gives is between the slopes of the
+    pieces.
+    """
+    slopes = []
+    for _ in range(12):
+        beside = _moved(one, _random_direction(run, one), 10 * h)
+        slopes.append((loss(h / 10, beside) - loss(-h / 10, beside)) * 5 / h)
+    return min(slopes) - noise <= slope <= max(slopes) + noise and max(slopes) - min(slopes) > noise
+
+
 def _check_gradient(run: _Run) -> None:
     """`vjp` against finite differences: the answer is piecewise linear, so these are exact."""
     one = _one_instance(run)
@@ -596,8 +612,14 @@ def _check_gradient(run: _Run) -> None:
 
         residuals: list[float] = []
 
-        def loss(h: float, d: Any = direction, w: Any = weights, off: Any = residuals) -> float:
-            moved, answer = run.solve(_moved(one, d, h), tol=tol)
+        def loss(
+            h: float,
+            at: Case = one,
+            d: Any = direction,
+            w: Any = weights,
+            off: Any = residuals,
+        ) -> float:
+            moved, answer = run.solve(_moved(at, d, h), tol=tol)
             if not answer.converged:
                 return np.nan
             off.append(float(answer.primal_residual))
@@ -620,9 +642,13 @@ def _check_gradient(run: _Run) -> None:
             float(np.sum(grads[built.factors[i]] * d)) for i, d in direction.items() if i != "u"
         )
         size = 1 + abs(slope)
+        right = abs(slope - (up - down) / (2 * h)) <= 2 * noise * size
+        if not right and _is_tie(run, one, loss, slope, 10 * noise * size, h):
+            run.skip("finite differences")
+            continue
         run.expect(
             "finite differences",
-            abs(slope - (up - down) / (2 * h)) <= 2 * noise * size,
+            right,
             f"vjp {slope!r}, finite differences {((up - down) / (2 * h))!r}",
         )
         run.expect(

@@ -430,6 +430,12 @@ def test_small_coefficients_beside_a_table_converge():
     assert check(case, 695, "small", "tight", Tally()) == []
 
 
+def test_a_tie_with_equal_slopes_on_both_sides_is_no_failure():
+    tally = Tally()
+    assert check(generate(1011, 2975, "small", "float64"), 2975, "small", "gradient", tally) == []
+    assert tally.skipped["gradient: finite differences"] > 0
+
+
 @pytest.mark.parametrize("number", [71, 169])
 def test_descent_that_meets_the_tolerance_is_finished(number):
     """Marginals were off by a hundred times the residual at which descent had stopped."""
