@@ -139,14 +139,17 @@ def _best_by_milp(case: Case, program: Program) -> tuple[FloatArray | None, floa
         constraints.append(_optimize.LinearConstraint(matrix, low, high))
     # HiGHS stops at a gap of 1e-6: with scores of size 1e3 that is nothing.
     unit = 1e-3 * max(abs(s) for s in program.scores) or 1.0
-    found = _optimize.milp(
-        -np.array(program.scores) / unit,
-        integrality=np.arange(total) < case.n,
-        bounds=_optimize.Bounds(np.zeros(total), upper),
-        constraints=constraints,
-        options={"time_limit": 10, "mip_rel_gap": 1e-9},
-    )
-    if found.status == 2:
+    for presolve in (True, False):  # which calls what has an answer infeasible now and then
+        found = _optimize.milp(
+            -np.array(program.scores) / unit,
+            integrality=np.arange(total) < case.n,
+            bounds=_optimize.Bounds(np.zeros(total), upper),
+            constraints=constraints,
+            options={"time_limit": 10, "mip_rel_gap": 1e-9, "presolve": presolve},
+        )
+        if found.status != 2:
+            break
+    else:
         return None, -np.inf
     if found.status != 0:
         return None

@@ -436,6 +436,11 @@ def test_a_tie_with_equal_slopes_on_both_sides_is_no_failure():
     assert tally.skipped["gradient: finite differences"] > 0
 
 
+def test_an_integer_program_is_not_infeasible_because_presolve_says_so():
+    case = generate(1103, 531, "mid", "float64")
+    assert check(case, 531, "mid", "decode", Tally()) == []
+
+
 @pytest.mark.parametrize("number", [71, 169])
 def test_descent_that_meets_the_tolerance_is_finished(number):
     """Marginals were off by a hundred times the residual at which descent had stopped."""
