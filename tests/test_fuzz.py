@@ -410,7 +410,13 @@ def test_large_scores_in_float32_are_not_called_infeasible(seed, number):
 
 @pytest.mark.parametrize(
     ("size", "seed", "number"),
-    [("mid", 201, 2614), ("mid", 203, 411), ("large", 101, 90), ("large", 203, 104)],
+    [
+        ("mid", 201, 2614),
+        ("mid", 203, 411),
+        ("large", 101, 90),
+        ("large", 203, 104),
+        ("large", 1113, 2),  # a flat valley
+    ],
 )
 def test_nearly_linear_programs_converge(size, seed, number):
     built = build(generate(seed, number, size, "float64"))

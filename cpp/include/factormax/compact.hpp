@@ -229,6 +229,7 @@ class CompactSolver {
       // In float the directions of near-singular systems end further from the solution.
       const bool slow = options_->finish && Precision<T>::resolves_flat_systems &&
                         result.iterations >= kSlow && result.iterations - begin >= kWarmUp;
+      least_shift_ = result.iterations - begin < kFlat ? kLeastShift : kFlatShift;
       const int passes = descend(max_iter - result.iterations, slow);
       if (passes < 0) {
         result.status = residual <= enough ? Status::converged : Status::stalled;
@@ -295,6 +296,8 @@ class CompactSolver {
   static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
   static constexpr T kLeastShift = T(1e-4);
+  static constexpr int kFlat = 1500;  // passes after which multipliers have far to go along a flat
+  static constexpr T kFlatShift = T(1e-8);  // valley, where a larger shift keeps steps short
   static constexpr int kNever = std::numeric_limits<int>::max();
 
   static constexpr T kSteep = T(0.9);  // of the slope: a step that ends with more has overshot, or,
@@ -490,7 +493,7 @@ class CompactSolver {
       newton_direction();
       spent = search(budget);
       // What was too far is past a kink, where the matrix is another one.
-      shift_ = clip(reach_ < 1 ? 4 * shift_ : shift_ / 4, kLeastShift, T(1));
+      shift_ = clip(reach_ < 1 ? 4 * shift_ : shift_ / 4, least_shift_, T(1));
       if (reach_ > 0 || spent >= budget) return spent;
     }
     int free = 0;
@@ -759,10 +762,11 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int attempted_ = 0;
-  T shift_ = kShift;           // of Newton's matrix: smaller after a whole step, else larger
-  T reach_ = 0;                // how far along its direction the last step went
-  int interior_patience_ = 0;  // 0: not known yet
-  int give_up_at_ = kNever;    // after this many passes
+  T shift_ = kShift;             // of Newton's matrix: smaller after a whole step, else larger
+  T least_shift_ = kLeastShift;  // which it is at least
+  T reach_ = 0;                  // how far along its direction the last step went
+  int interior_patience_ = 0;    // 0: not known yet
+  int give_up_at_ = kNever;      // after this many passes
   bool far_ = false, impatient_ = false, certified_ = false, gave_up_ = false;
   InteriorPoint<T> interior_;
   StructuredFactors<T>* structured_ = nullptr;
