@@ -215,6 +215,30 @@ def test_the_structures_of_a_matching_come_from_the_host(device: str) -> None:
     assert there.grad.isfinite().all()
 
 
+def test_a_sequence_beside_constraints_is_solved_there(device: str) -> None:
+    scores, _ = numbers()
+    transitions = torch.randn(5, 5, generator=torch.Generator().manual_seed(1)).double()
+    weight = torch.arange(15.0, dtype=torch.float64).reshape(3, 5)
+    found = []
+    for where in ("host", device):
+        with pytest.MonkeyPatch.context() as patch:
+            if where == "host":
+                patch.setattr(front, "ENGINES", [])
+            own, edges = on("cpu" if where == "host" else device, scores, transitions)
+            fg = fm.FactorGraph(batch_dims=1)
+            u = fg.variable_from(own)
+            f = fg.add(fm.Sequence(u, edges))
+            fg.add(fm.AtMostOne(u, axis=0))
+            solution = fg.solve(tol=1e-9)
+        assert "(" not in solution.engine
+        loss = (u.value * weight.to(own.device)).sum() + f.value.pow(2).sum()
+        (loss + solution.objective.sum()).backward()
+        found.append([t.detach().cpu() for t in (u.value, f.value, own.grad, edges.grad)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+    torch.testing.assert_close(f.probs.sum(-1).cpu(), torch.ones(3).double())
+
+
 def test_a_solution_can_be_pickled(device: str) -> None:
     scores, pair = on(device, *numbers())
     *_, solution = graph_of(scores, pair)

@@ -36,10 +36,15 @@ class _Stage:
         machine = program.machine
         coef, rhs, scale = numbers.coef, numbers.rhs, numbers.scale
         given = {"coef": coef, "rhs": rhs} | ({} if scale is None else {"scale": scale})
+        if program.plan.hubs:
+            given["hub_param"] = numbers.hub_param
         self._kept = {name: machine.upload(array) for name, array in given.items()}
         self.numbers = {name: machine.pointer(array) for name, array in self._kept.items()}
         self.numbers["coef_stride"] = 0 if len(coef) == 1 else coef.shape[1]
         self.numbers["rhs_stride"] = 0 if len(rhs) == 1 else rhs.shape[1]
+        if program.plan.hubs:
+            param = numbers.hub_param
+            self.numbers["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
 
 
 class DeviceRun:
@@ -71,7 +76,7 @@ class DeviceRun:
         )
 
     def vjp(self, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
-        """The gradients of `eta_u` and of `eta_v` `(B, pairs)`, and their relative residuals."""
+        """The gradients of `eta_u` and of `eta_v`, `(B, scores)`, and their relative residuals."""
         eta_u, eta_v, _ = self._given
         out: Any = None
         for number in range(len(self.stages)):
@@ -100,7 +105,8 @@ class _Stages:
         if found is None:
             launcher, model, params, dtype, batch = self._key
             precision = self._precisions[number]
-            numbers = Numbers(plan_of(model), *_rows(model, params), precision, bool(params))
+            coef, rhs, own = _rows(model, params)
+            numbers = Numbers(plan_of(model), coef, rhs, own, precision, bool(params))
             program = launcher.program(model, numbers, dtype, precision, batch)
             found = self._made.setdefault(number, _Stage(program, numbers))
         return found
@@ -184,9 +190,12 @@ def _bytes(array: Any) -> tuple[Any, ...]:
     return array.shape, array.tobytes()
 
 
-def _rows(model: Model, params: list[Any]) -> tuple[Any, Any]:
-    """The coefficients and bounds of the rows, in float64: they depend on the parameters alone."""
+def _rows(model: Model, params: list[Any]) -> tuple[Any, Any, Any]:
+    """What depends on the parameters alone, in float64.
+
+    The coefficients and bounds of the rows, and the parameters of structured factors.
+    """
     batch = max([1, *(len(p) for p in params if not isinstance(p, float))])
     none = np.zeros((batch, model.num_variables)), np.zeros((1, model.num_scores))
-    coef, rhs = _core.Inputs(model, *none, params, None, None).rows
-    return coef, rhs
+    core = _core.Inputs(model, *none, params, None, None)
+    return *core.rows, core.oracle_params

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax._core import BlockKind, Model, OracleKind
+from factormax._engines.cuda.hubs import HubMemory, Hubs
 from factormax._inputs import structured_of
 from factormax.arrays import IndexArray
 
@@ -39,6 +40,8 @@ _ENOUGH_THREADS = 512
 _SMALL_BATCH, _MIDDLE_BATCH = 256, 4096
 #: More threads than 256 pay from here on.
 _MANY_ROWS = 4000
+#: Threads per instance at most, with hubs.
+_HUB_TEAM = 128
 
 Args = ctypes.Structure
 
@@ -132,6 +135,7 @@ class Choice:
     forward: Layout
     backward: Layout
     most_active: int
+    hubs: HubMemory | None = None
 
     @cached_property
     def team(self) -> int:
@@ -162,10 +166,12 @@ class Choice:
 
 
 class Plan:
-    """A model of rows, pairs and matchings, as the kernels take it.
+    """A model of rows, pairs and structured factors, as the kernels take it.
 
     Attributes:
         n, hard, pairs: the numbers of variables, constraints and pairs; `rows`: of both of these.
+        hubs: the structured factors that are not solved by rows, or None; `scores`: the number of
+            their scores and those of the pairs.
         coef_params: whether coefficients depend on parameters.
         model_rows: constraints that the model has itself; those of matchings come behind them.
         unsupported: why the kernels can't solve it, or "".
@@ -178,7 +184,10 @@ class Plan:
         self.n, self.pairs = model.num_variables, model.num_pairs
         self.coef_params = model.has_coef_params
         self.model_rows = model.num_rows
-        matchings = [self._rows_of_matching(f) for f in structured_of(model)]
+        every = structured_of(model)
+        matchings = [self._rows_of_matching(f) for f in every if f.kind == OracleKind.matching]
+        self.hubs = Hubs(model) if len(matchings) < len(every) else None
+        self.scores = self.pairs + (self.hubs.scores if self.hubs else 0)
         columns = [c for rows, _ in matchings for c in rows]
         lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns)]
         self.row_ptr = _offsets(lengths)
@@ -191,15 +200,14 @@ class Plan:
         self.block_kind = np.array([*model.block_kind, *([0] * len(columns))], np.int8)
         self.pair_var = np.asarray(model.pairs, np.int64).reshape(-1, 2)
         self.pair_negated = np.asarray(model.pair_negated, np.int64).reshape(-1, 2)
-        self.zeros = int(
-            self.pairs >= _MANY_PAIRS and not matchings and not self.pair_negated.any()
-        )
+        self.zeros = int(self.pairs >= _MANY_PAIRS and not every and not self.pair_negated.any())
 
     @staticmethod
     def _reason(model: Model) -> str:
         for factor in structured_of(model):
-            if factor.kind != OracleKind.matching:
-                return f"{factor.name} has no kernel"
+            reason = Hubs.reason(factor)
+            if reason:
+                return reason
             if factor.linked:
                 return "structured factors that share variables have no kernel"
         return ""
@@ -234,13 +242,18 @@ class Plan:
 
     @cached_property
     def isolated(self) -> IndexArray:
-        """The rows that share no variable with another."""
-        shared = np.bincount(self.row_of_entry, self.degrees[self.col] > 1, minlength=self.hard)
+        """The rows that share no variable with another, nor with a hub."""
+        more = self.degrees[self.col] > 1
+        if self.hubs:
+            more |= np.isin(self.col, self.hubs.var)
+        shared = np.bincount(self.row_of_entry, more, minlength=self.hard)
         return np.flatnonzero((shared == 0) & (self.kind != _ABSENT)).astype(np.int32)
 
     @cached_property
     def lead(self) -> int:
         """The number of first rows that share no variable with each other."""
+        if self.hubs:
+            return 0
         before = np.full(self.n, -1)
         for r in range(self.hard):
             own = self.col[self.row_ptr[r] : self.row_ptr[r + 1]]
@@ -307,7 +320,7 @@ class Plan:
         """What scores of this dtype are solved in: the second for what the first can't resolve."""
         wide = self.pairs >= _PAIRS_TO_WIDEN * self.n or self.longest > _LONG_ROW
         both = [np.dtype(dtype), np.dtype(np.float64)]
-        return both[1:] if wide or both[0] == both[1] else both
+        return both[1:] if wide or self.hubs or both[0] == both[1] else both
 
     def choose(
         self,
@@ -333,8 +346,13 @@ class Plan:
         sizes = _Sizes(self, precision.itemsize, uneven)
         active = sizes.most_active(shared_bytes)
         rows = sizes.forward(512, active, True).bytes <= shared_bytes
+        memory = None
+        if self.hubs:
+            taken = sizes.forward(_HUB_TEAM, active, rows).bytes
+            memory = self.hubs.memory(shared_bytes, taken, active)
+            sizes = _Sizes(self, precision.itemsize, uneven, memory)
         team = given.get("team") or self._team(batch)
-        while "team" not in given and team < 512:
+        while "team" not in given and not self.hubs and team < 512:
             together = shared_bytes // sizes.forward(team, active, rows).bytes
             if team * together >= _ENOUGH_THREADS:
                 break
@@ -365,9 +383,10 @@ class Plan:
             "kUneven": uneven,
             "kRowsShared": rows,
             "kConjugate": active < self.rows,
+            **_hub_constants(self.hubs, memory),
         }
         backward = sizes.backward(team, active, rows)
-        return Choice(np.dtype(dtype), precision, constants, forward, backward, active)
+        return Choice(np.dtype(dtype), precision, constants, forward, backward, active, memory)
 
     @property
     def padded_rows(self) -> int:
@@ -381,6 +400,8 @@ class Plan:
 
     def _team(self, batch: int) -> int:
         """More threads for larger graphs, fewer in larger batches, which fill the device."""
+        if self.hubs:  # whose memory leaves room for few teams, and one warp does most of the work
+            return int(np.clip(_power_of_two((self.n + self.rows) / 5), 32, _HUB_TEAM))
         each = (5, 10, 20)[self.batch_size(batch)]
         most = 512 if self.rows > _MANY_ROWS else 256
         return int(np.clip(_power_of_two((self.n + self.rows) / each), 32, most))
@@ -400,6 +421,7 @@ class _Sizes:
     plan: Plan
     size: int  # of a real number
     uneven: bool
+    hubs: HubMemory | None = None
 
     def most_active(self, shared_bytes: int) -> int:
         """The rows of the largest dense system that fits."""
@@ -450,7 +472,20 @@ class _Sizes:
             ("inverse", active * size),
             ("place", plan.rows * 4),
             ("active", active * 4),
+            *(self.hubs.in_shared if self.hubs else ()),
         ]
+
+
+def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, bool]:
+    kinds = hubs.kinds if hubs else set()
+    return {
+        "kHubs": hubs is not None,
+        "kHubsShared": memory is not None and memory.shared,
+        "kHubMoreShared": memory is not None and memory.more_shared,
+        "kSequences": OracleKind.sequence in kinds,
+        "kSequenceBudgets": OracleKind.sequence_budget in kinds,
+        "kTables": OracleKind.table in kinds,
+    }
 
 
 def _scratch(team: int) -> int:

@@ -17,7 +17,8 @@ from factormax._engines.cuda.plan import Choice, Layout, Lists, Plan, args_type
 __all__ = ["Answer", "Machine", "Numbers", "Program"]
 
 _ABSENT, _EQUALITY = 0, 2
-_BYTE, _INT, _DOUBLE = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float64)
+_BYTE, _SHORT, _INT = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32)
+_DOUBLE = np.dtype(np.float64)
 
 #: The relative residual up to which a gradient in float is kept.
 _GOOD_ENOUGH = 1e-4
@@ -84,14 +85,18 @@ class Numbers:
     Args:
         plan: whose rows.
         coef, rhs: `(1 | B, entries)` and `(1 | B, rows)` of the model.
+        hub_param: `(1 | B, structured factors)`, their parameters.
         dtype: of the computation.
         params: whether the rows depend on parameters.
     """
 
-    def __init__(self, plan: Plan, coef: Any, rhs: Any, dtype: npt.DTypeLike, params: bool) -> None:
+    def __init__(
+        self, plan: Plan, coef: Any, rhs: Any, hub_param: Any, dtype: npt.DTypeLike, params: bool
+    ) -> None:
         coef, rhs = plan.with_matchings(coef, rhs)
         self.coef = np.ascontiguousarray(coef, dtype)
         self.rhs = np.ascontiguousarray(rhs, dtype)
+        self.hub_param = np.ascontiguousarray(hub_param, np.float64)
         size = np.abs(coef)
         unit = not plan.coef_params and bool((size == 1).all())
         self.coefs = 2 if not unit else int((coef < 0).any())
@@ -138,15 +143,17 @@ class Answer:
     """What the kernels found, on the device. All but the first three share one array.
 
     Attributes:
-        mu: `(B, n)`, `mu_v`: `(B, pairs)`, `objective`: `(B,)`.
+        mu: `(B, n)`, `mu_v`: `(B, scores)`, `objective`: `(B,)`.
     """
 
     __slots__ = ("_machine", "_places", "_rest", "at", "mu", "mu_v", "objective")
 
-    def __init__(self, plan: Plan, machine: Machine, batch: int, dtype: Any) -> None:
+    def __init__(
+        self, plan: Plan, machine: Machine, batch: int, dtype: Any, saved: int = 0
+    ) -> None:
         self._machine = machine
         self.mu = machine.empty((batch, plan.n), dtype)
-        self.mu_v = machine.empty((batch, plan.pairs), dtype)
+        self.mu_v = machine.empty((batch, plan.scores), dtype)
         self.objective = machine.empty((batch,), dtype)
         self._places: dict[str, tuple[int, Any, Any]] = {}
         start = 0
@@ -155,6 +162,8 @@ class Answer:
             ("tau", (batch, plan.rows), dtype),
             ("iterations", (batch,), _INT),
             ("status", (batch,), _INT),
+            ("oracle_calls", (batch if saved else 0,), _INT),
+            ("structures", (batch, saved), _SHORT),
             ("var_side", (batch, plan.n), _BYTE),
             ("row_side", (batch, plan.rows), _BYTE),
         ):
@@ -173,7 +182,7 @@ class Answer:
         return self._machine.view(self._rest[start:stop], dtype, shape)
 
 
-_OTHERS = ("residual", "tau", "iterations", "status", "var_side", "row_side")
+_OTHERS = ("residual", "tau", "iterations", "status", "oracle_calls", "var_side", "row_side")
 
 
 class Program:
@@ -194,6 +203,8 @@ class Program:
             pair=(2 * plan.pair_var + plan.pair_negated).astype(np.int32),
             corner=_corners(choice.most_active),
         )
+        if plan.hubs:
+            self._set_hubs()
         args.n, args.hard, args.pairs = plan.n, plan.hard, plan.pairs
         args.padded_rows, args.num_isolated = plan.padded_rows, len(plan.isolated)
         args.all_isolated = int(len(plan.isolated) == plan.rows)
@@ -212,7 +223,25 @@ class Program:
         for name, value in layout.offsets.items():
             setattr(args, name, value)
         args.work_stride = self.choice.constants[row_arrays] * self.plan.padded_rows
+        if self.choice.hubs:
+            for name, value in self.choice.hubs.in_work.items():
+                setattr(args, name, value)
         return args
+
+    def _set_hubs(self) -> None:
+        hubs, memory, args = self.plan.hubs, self.choice.hubs, self.args
+        assert hubs is not None and memory is not None
+        self._set(
+            hub=memory.table,
+            hub_shape=hubs.shape,
+            hub_var=hubs.var,
+            hub_slot=hubs.slot,
+            hub_at=hubs.at(self.plan.n + self.choice.team),
+        )
+        args.num_hubs, args.hub_vars, args.hub_scores = hubs.count, len(hubs.var), hubs.scores
+        args.hub_saved_stride, args.hub_work_stride = memory.saved, memory.work_stride
+        for name, value in memory.offsets.items():
+            setattr(args, name, value)
 
     def _set(self, **arrays: Any) -> None:
         """Puts arrays on the device, for good."""
@@ -270,7 +299,7 @@ class Program:
         Args:
             numbers: of the rows, by the names of the arguments: where they are on the device.
             eta_u: `(B, n)`. All arrays are contiguous and on the device.
-            eta_v: `(1 | B, pairs)`.
+            eta_v: `(1 | B, scores)`.
             mask: `(1 | B, n)` of bytes, or None.
             warm: `(B, rows)`, or None.
             tol: the residual to be reached.
@@ -280,7 +309,8 @@ class Program:
                 solved, and written there.
         """
         at, batch = self.machine.pointer, eta_u.shape[0]
-        found = again or Answer(self.plan, self.machine, batch, self.choice.dtype)
+        saved = self.choice.hubs.saved if self.choice.hubs else 0
+        found = again or Answer(self.plan, self.machine, batch, self.choice.dtype, saved)
         args = self._args("forward", numbers, eta_u, eta_v, found)
         if mask is not None:
             args.mask = at(mask)
@@ -306,7 +336,7 @@ class Program:
         grad_mu_v: Any,
         again: tuple[Any, Any, Any] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Queues the gradients of `eta_u` and `eta_v`, `(B, pairs)`, and their relative residuals.
+        """Queues the gradients of `eta_u` and `eta_v`, `(B, scores)`, and their relative residuals.
 
         `again`: what a program that is less precise gave; only what it could not solve is written
         anew.
@@ -315,7 +345,7 @@ class Program:
         real = self.choice.dtype
         out = again or (
             new((batch, self.plan.n), real),
-            new((batch, self.plan.pairs), real),
+            new((batch, self.plan.scores), real),
             new((batch,), _DOUBLE),
         )
         args = self._args("backward", numbers, eta_u, eta_v, found)
@@ -334,9 +364,11 @@ class Program:
         for name, value in numbers.items():
             setattr(args, name, value)
         args.eta_u = at(eta_u)
-        if self.plan.pairs:
+        if self.plan.scores:
             args.eta_v, args.mu_v = at(eta_v), at(found.mu_v)
-            args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.pairs
+            args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.scores
+        if self.plan.hubs:
+            args.hub_saved, args.calls = found.at["structures"], found.at["oracle_calls"]
         args.mu, args.tau = at(found.mu), found.at["tau"]
         args.var_side, args.row_side = found.at["var_side"], found.at["row_side"]
         return args
@@ -347,6 +379,9 @@ class Program:
         if not choice.rows_shared:
             work = self.machine.empty((batch, args.work_stride), choice.precision)
             args.work = self.machine.pointer(work)
+        if args.hub_work_stride:
+            more = self.machine.empty((batch, args.hub_work_stride), _BYTE)
+            args.hub_work = self.machine.pointer(more)
         args.batch = batch
         function = self.forward if kernel == "forward" else self.backward
         blocks, shared = -(-batch // teams), args.team_bytes * teams

@@ -42,7 +42,8 @@ class DeviceSolution:
         self.mu, self.mu_v, self.objective = run.found.mu, run.found.mu_v, run.found.objective
         self.engine = "cuda"
         self.proofs: dict[int, Proof] = {}
-        self.num_rows = plan_of(inputs.model).model_rows
+        self._plan = plan_of(inputs.model)
+        self.num_rows = self._plan.model_rows
         self._options = options
         self._left: tuple[IndexArray, Inputs, RawSolution] | None = None  # to the CPU
         self.all_converged = True  # as far as anybody has looked
@@ -65,7 +66,7 @@ class DeviceSolution:
         limit = passes < self._options.max_iter
         left = (status == Status.STALLED.code) | ((status == Status.MAX_ITER.code) & limit)
         infeasible = status == Status.INFEASIBLE.code
-        if self.num_rows < self.run.found.tau.shape[1] - self.mu_v.shape[1]:
+        if self.num_rows < self._plan.hard:
             left |= infeasible  # the proof may be about rows of a matching
         self._take_proofs(np.flatnonzero(infeasible & ~left))
         if left.any():
@@ -121,15 +122,16 @@ class DeviceSolution:
 
     @property
     def oracle_calls(self) -> npt.NDArray[np.int32]:
-        """`(B,)`: none."""
-        return np.zeros_like(self.iterations)
+        """`(B,)`, of the kernels."""
+        if not self._plan.hubs:
+            return np.zeros_like(self.iterations)
+        return self.machine.download(self.run.found.oracle_calls)
 
     @cached_property
     def tau(self) -> FloatArray:
         """`(B, rows of the model + pairs)`, the multipliers."""
         every = self.machine.download(self.run.found.tau)
-        rows = every.shape[1] - self.mu_v.shape[1]
-        return np.delete(every, np.s_[self.num_rows : rows], axis=1)
+        return np.delete(every, np.s_[self.num_rows : self._plan.hard], axis=1)
 
     # ---- the gradient ----------------------------------------------------------------------------
 
@@ -156,7 +158,8 @@ class DeviceSolution:
         raw = RawSolution.of_size(*shape, self.machine.dtype(self.mu))
         for name in ("mu", "mu_v", "objective"):
             getattr(raw, name)[...] = self.machine.download(getattr(self, name))
-        for name in ("status", "iterations", "primal_residual", "dual_residual", "tau"):
+        names = ("status", "iterations", "oracle_calls", "primal_residual", "dual_residual", "tau")
+        for name in names:
             getattr(raw, name)[...] = getattr(self, name)
         for i in self.proofs:
             raw.tau[i] = 0

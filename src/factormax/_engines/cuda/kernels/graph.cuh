@@ -99,6 +99,30 @@ struct Args {
   int at_place;
   int at_active;
   int at_zero;
+
+  // Structured factors, see hubs.cuh.
+  const int* hub;           // (num_hubs, 11), see Hub
+  const int* hub_shape;     // of all
+  const int* hub_var;       // (hub_vars,) their variables, one hub after the other,
+  const u16* hub_slot;      // and in which slot of a structure they can be
+  const int* hub_at;        // (n + team,) the place of a variable there, or -1
+  const double* hub_param;  // (structured factors,)
+  u16* hub_saved;           // structures, for the gradient
+  int* calls;               // of the oracles
+  char* hub_work;           // what does not fit into shared memory
+  i64 hub_param_stride;
+  i64 hub_saved_stride;
+  i64 hub_work_stride;
+  int num_hubs;
+  int hub_vars;
+  int hub_scores;
+  int at_hubs;
+  int at_hub_more;
+  int hub_x;  // where things are in the memory of the hubs, in bytes
+  int hub_v;
+  int hub_rest;
+  int hub_score;
+  int hub_scratch;
 };
 
 enum RowKind : i8 { kAbsent = 0, kInequality = 1, kEquality = 2 };
@@ -188,6 +212,7 @@ struct Graph {
         score(args.eta_v + i * args.eta_v_stride) {}
 
   FM_DEVICE int num_rows() const { return a.hard + a.pairs; }
+  FM_DEVICE int num_scores() const { return V::kHubs ? a.pairs + a.hub_scores : a.pairs; }
   FM_DEVICE T* sums() const { return reinterpret_cast<T*>(base + a.at_sums); }
   FM_DEVICE T* eta() const { return reinterpret_cast<T*>(base + a.at_eta); }
   FM_DEVICE T* mu() const { return reinterpret_cast<T*>(base + a.at_mu); }
@@ -200,6 +225,20 @@ struct Graph {
   FM_DEVICE int* place() const { return reinterpret_cast<int*>(base + a.at_place); }
   FM_DEVICE int* active() const { return reinterpret_cast<int*>(base + a.at_active); }
   FM_DEVICE u8* zero() const { return reinterpret_cast<u8*>(base + a.at_zero); }
+  // The memory of hubs, and what their systems and faces take.
+  FM_DEVICE char* hubs() const {
+    return V::kHubsShared ? base + a.at_hubs
+                          : a.hub_work + instance * a.hub_work_stride + a.at_hubs;
+  }
+  FM_DEVICE T* hub_more() const {
+    char* own = V::kHubMoreShared ? base : a.hub_work + instance * a.hub_work_stride;
+    return reinterpret_cast<T*>(own + a.at_hub_more);
+  }
+  FM_DEVICE T* hub_x() const { return reinterpret_cast<T*>(hubs() + a.hub_x); }
+  FM_DEVICE T* hub_v() const { return reinterpret_cast<T*>(hubs() + a.hub_v); }
+  FM_DEVICE T* hub_rest() const { return reinterpret_cast<T*>(hubs() + a.hub_rest); }
+  FM_DEVICE T* hub_scores() const { return reinterpret_cast<T*>(hubs() + a.hub_score); }
+  FM_DEVICE char* hub_scratch() const { return hubs() + a.hub_scratch; }
   FM_DEVICE RowArray<V> row_array(int k) const {
     return {rows + k * (V::kRowsShared ? 1 : a.padded_rows)};
   }
@@ -216,6 +255,22 @@ struct Graph {
   FM_DEVICE void for_vars(Visit visit) const {
 #pragma unroll 1
     for (int j = team.rank; j < a.n; j += V::kTeam) visit(j);
+  }
+
+  // visit(j, c): the variables of a row and their coefficients.
+  template <class Visit>
+  FM_DEVICE void each_entry(int r, Visit visit) const {
+    if (is_soft(r)) {
+      pair_row(r - a.hard, Add(), [&](u32 code, T c) {
+        visit(index_of(code), c);
+        return T(0);
+      });
+      return;
+    }
+#pragma unroll 1
+    for (int k = a.row_ptr[r]; k < a.row_ptr[r + 1]; ++k) {
+      visit(a.row_entry[k] >> 1, row_coef(u32(a.row_entry[k]), k));
+    }
   }
 
   template <class Visit>

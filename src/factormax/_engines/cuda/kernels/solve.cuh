@@ -1,5 +1,5 @@
 // Projected L-BFGS on the compact dual with an exact finish, docs/math.md (12)-(22): the twin of
-// the core's `CompactSolver`, for graphs of rows and pairs, by a team of threads.
+// the core's `CompactSolver`, for graphs of rows, pairs and hubs, by a team of threads.
 //
 // All members of the team hold the same scalars and take the same turns. What needs another way
 // (interior points, proximal steps) ends as stalled or out of passes, and is left to the CPU.
@@ -39,7 +39,8 @@ class Solver {
         scale_(graph.row_array(7)),
         rhs_(graph.row_array(8)),
         mark_(graph.row_array(9)),
-        norm_(graph.row_array(10)) {}
+        norm_(graph.row_array(10)),
+        hubs_(graph) {}
 
   // Whether an earlier launch did what can be done.
   FM_DEVICE static bool is_done(const Args<V>& args, i64 instance) {
@@ -55,6 +56,7 @@ class Solver {
     const bool good = take_scores() && take_rows();
     if (good) {
       take_pairs();
+      if constexpr (V::kHubs) hubs_.begin();
       begin();
       minimise();
     }
@@ -73,6 +75,7 @@ class Solver {
   // The constants of the core's solver, with its reasons.
   static constexpr T kDirect = 32, kFirst = 16, kStage = 4;
   static constexpr T kPromising = T(0.015), kMostPromising = T(0.25), kNear = T(5e-3);
+  static constexpr T kOraclePromising = T(0.1);
   static constexpr T kSteep = T(0.9), kLonger = 4, kRay = 1000, kLongest = T(1e8);
   static constexpr T kArmijo = T(1e-4), kJump = T(1e-3), kNearer = T(0.9), kSane = 10;
   static constexpr T kFar = 1000;
@@ -124,6 +127,12 @@ class Solver {
       size = most(size, score);
       top = most(top, score);
     });
+    if constexpr (V::kHubs) {
+#pragma unroll 1
+      for (int k = a_.pairs + team_.rank; k < graph_.num_scores(); k += V::kTeam) {
+        bad |= !(T(graph_.score[k]) < infinity<T>());  // -inf forbids what it is the score of
+      }
+    }
     graph_.set_dummies();
     T both[2] = {size, top};
     team_.reduce(both, Max());
@@ -307,6 +316,7 @@ class Solver {
       g_[r] = 0;
     });
     promise_ = V::kPairs ? least(kPromising * team_.max(widest) / 2, kMostPromising) : kPromising;
+    if constexpr (V::kHubs) promise_ = kOraclePromising;
     team_.sync();
   }
 
@@ -315,6 +325,7 @@ class Solver {
     T* eta = graph_.eta();
     graph_.for_vars([&](int j) { eta[j] *= ratio; });
     graph_.for_pairs([&](int p) { hi_[a_.hard + p] *= ratio; });
+    if constexpr (V::kHubs) hubs_.rescale(ratio);
     team_.sync();
   }
 
@@ -427,6 +438,10 @@ class Solver {
       if (phase == Phase::start && a_.num_isolated > 0) solve_isolated();
       const Seen seen = evaluate();
       ++passes_;
+      if constexpr (V::kHubs) {
+        at_x_ = false;
+        if (hubs_.failed()) return give_up();
+      }
       bool accepted = true, mu_is_of_x = true;
       if (phase == Phase::search) {
         const T end = seen.slope;
@@ -474,6 +489,7 @@ class Solver {
         }
         if (phase == Phase::finish) promising = seen.residual;
         accept(curved);
+        if constexpr (V::kHubs) at_x_ = true;
         residual = seen.residual;
         value = seen.value;
         largest = seen.largest;
@@ -541,6 +557,23 @@ class Solver {
     }
     residual_ = residual;
     if (status_ != kConverged) infeasible();
+    if constexpr (V::kHubs) finish_hubs();
+  }
+
+  // The hubs must stand at x, with their whole faces, which the gradient needs.
+  FM_DEVICE void finish_hubs() {
+    if (status_ == kInfeasible) return;
+    if (!at_x_) {
+      graph_.for_rows([&](int r) { next_x_[r] = x_[r]; });
+      evaluate();
+    }
+    if (!hubs_.failed()) hubs_.complete(residual_);
+    if (hubs_.failed()) give_up();
+  }
+  // A hub has too many structures, or none: for the CPU to see, from the beginning.
+  FM_DEVICE void give_up() {
+    status_ = kStalled;
+    residual_ = infinity<T>();
   }
 
   FM_DEVICE void finish_at(T residual, T resolution) {
@@ -562,7 +595,7 @@ class Solver {
   }
 
   // The dual at next_x: next_g, and mu.
-  FM_DEVICE Seen evaluate() const {
+  FM_DEVICE Seen evaluate() {
     T* t = graph_.t();
     const T* eta = graph_.eta();
     T* mu = graph_.mu();
@@ -574,10 +607,14 @@ class Solver {
     T sums[4] = {0, 0, 0, 0}, peaks[2] = {0, 0};
     taken([&](int j, T sum) {
       const T z = T(eta[j] - sum), u = to_box(z);
+      if constexpr (V::kHubs) {
+        if (hubs_.takes(j, z)) return;
+      }
       mu[j] = u;
       sums[3] += u > 0 ? u * (z - T(0.5) * u) : T(0);
     });
     team_.sync();
+    if constexpr (V::kHubs) sums[3] += hubs_.evaluate(mu);
     graph_.template by_row<2>(
         Add(), [&](u32 code, T c) { return c * graph_.value_at(mu, code); },
         [&](int r, T product) {
@@ -809,8 +846,9 @@ class Solver {
 
   // The exact finish: the active set is guessed from x - g, the other multipliers are put on their
   // bounds, and the rest is solved for. Returns false if that leads nowhere.
-  FM_DEVICE bool guess() const {
+  FM_DEVICE bool guess() {
     const T* mu = graph_.mu();
+    if constexpr (V::kHubs) hubs_.leave_box(graph_.mu());
     bool others = false;
     graph_.for_rows([&](int r) {
       const T down = x_[r] - lo_[r], up = x_[r] - hi_[r];
@@ -822,7 +860,7 @@ class Solver {
     });
     others = team_.any(others);
     team_.sync();
-    System<V> system(graph_, scale_);
+    System<V> system(graph_, hubs_, scale_);
     if (others) {
       system.multiply(d_, [](int) { return true; }, [&](int r, T value) { next_g_[r] -= value; });
     }
@@ -833,6 +871,12 @@ class Solver {
           const bool inside = g_[r] < down && g_[r] > up;
           d_[r] = inside ? squares * scale_[r] * scale_[r] : T(0);
         });
+    if constexpr (V::kHubs) {
+      const auto inside = [&](int r) {
+        return g_[r] < x_[r] - lo_[r] && g_[r] > x_[r] - hi_[r] && scale_[r] > 0;
+      };
+      hubs_.add_to_diagonal(inside, scale_, d_);
+    }
     const int count = system.number(d_);
     if (count == 0) return others;
     const int* place = graph_.place();
@@ -887,7 +931,7 @@ class Solver {
     return false;
   }
 
-  FM_DEVICE bool certifies(bool change) const {
+  FM_DEVICE bool certifies(bool change) {
     T* t = graph_.t();
     double sums[2] = {0, 0};  // of the certificate, and of its terms in magnitude
     bool finite = true;
@@ -910,10 +954,24 @@ class Solver {
           return Several<double, 2>{{term, magnitude(term)}};
         },
         [&](int j, Several<double, 2> sum) {
+          if constexpr (V::kHubs) {
+            const bool present = j < a_.n && graph_.present(j);
+            if (hubs_.takes(j, present ? T(-sum.at[0]) : -infinity<T>())) {
+              sums[1] += sum.at[1];
+              return;
+            }
+          }
           if (!graph_.present(j)) return;
           sums[0] += most(0.0, -sum.at[0]);
           sums[1] += sum.at[1];
         });
+    if constexpr (V::kHubs) {
+      at_x_ = false;
+      team_.sync();
+      const T best = hubs_.support();
+      if (!(best > -infinity<T>())) finite = false;
+      if (team_.rank == 0) sums[0] += double(best);
+    }
     team_.reduce(sums, Add());
     return !team_.any(!finite) && sums[0] < -kCertificate * sums[1];
   }
@@ -947,7 +1005,9 @@ class Solver {
       a_.tau[graph_.instance * graph_.num_rows() + r] = Io(proof ? next_x_[r] : T(0));
       a_.row_side[graph_.instance * graph_.num_rows() + r] = kNoSide;
     });
-    graph_.for_pairs([&](int p) { a_.mu_v[graph_.instance * a_.pairs + p] = nan; });
+    Io* values = a_.mu_v + graph_.instance * graph_.num_scores();
+    graph_.for_pairs([&](int p) { values[p] = nan; });
+    if constexpr (V::kHubs) hubs_.write_nothing(values + a_.pairs, nan);
     write_scalars(-infinity<double>(), infinity<double>());
   }
 
@@ -1021,6 +1081,17 @@ class Solver {
     });
     double total = 0;
     if (team_.rank == 0) error[a_.n] = 0;
+    const auto of_hub = [&](int j, T& value) {  // whose face tells what is free
+      if constexpr (V::kHubs) {
+        const int k = a_.hub_at[j];
+        if (k < 0) return false;
+        value = graph_.hub_v()[k];
+        if (value > 1 - 16 * kEps) value = 1;  // on in all structures
+        return true;
+      } else {
+        return false;
+      }
+    };
     const Io* scores = a_.eta_u + graph_.instance * a_.n;
     graph_.for_vars([&](int j) {
       T value = 0;
@@ -1030,6 +1101,7 @@ class Solver {
         const T margin = least(twice, kMost) + 8 * kEps * (magnitude(own) + magnitude(own - z[j]));
         value = z[j] <= margin ? T(0) : z[j] >= 1 - margin ? T(1) : z[j];
         side = value == 0 ? kLower : value == 1 ? kUpper : kInterior;
+        if (of_hub(j, value)) side = kInterior;
         if (value != 0) total += double(value) * (double(scores[j]) - 0.5 * double(value));
       }
       a_.mu[graph_.instance * a_.n + j] = Io(value);
@@ -1038,6 +1110,10 @@ class Solver {
     });
     team_.sync();
     if constexpr (V::kPairs) total += write_pairs(error, tau, row_side);
+    if constexpr (V::kHubs) {
+      hubs_.save();
+      total += hubs_.write_features(a_.mu_v + graph_.instance * graph_.num_scores() + a_.pairs);
+    }
     check_rows(error);
     write_scalars(team_.sum(total), double(residual_));
   }
@@ -1099,7 +1175,7 @@ class Solver {
         tau[a_.hard + p] = Io(upper ? score : T(0));
         row_side[a_.hard + p] = upper ? kUpper : kLower;
       }
-      a_.mu_v[graph_.instance * a_.pairs + p] = Io(value);
+      a_.mu_v[graph_.instance * graph_.num_scores() + p] = Io(value);
       if (value != 0) total += double(score) * double(value);
     });
     return total;
@@ -1128,6 +1204,8 @@ class Solver {
   const Args<V>& a_;
   const Team<V::kTeam>& team_;
   Rows x_, g_, next_x_, next_g_, d_, lo_, hi_, scale_, rhs_, mark_, norm_;
+  Hubs<V> hubs_;
+  bool at_x_ = false;  // the hubs stand at x
   T largest_score_ = 0, top_score_ = 0, promise_ = 0, residual_ = 0;
   bool complete_ = true;
   int stages_ = 0;  // in which the scores are still smaller than they are

@@ -1,11 +1,12 @@
-// The reduced system (A_I J A_I^T) t = b, over the active rows I and the free variables, whose mu
-// lies inside of the box: of the exact finish, docs/math.md (21), and of the gradient, (42).
+// The reduced system (A_I J A_I^T) t = b, over the active rows I, the free variables, whose mu lies
+// inside of the box, and hubs, where J is M Q M^T: of the exact finish, docs/math.md (21), and of
+// the gradient, (42). Hubs want their variables outside of the box: mu() is 0 for them.
 //
 // It is factorised as L D L^T in shared memory, or solved by conjugate gradients where it does not
 // fit. Rows are scaled, so that its diagonal is at most about 1.
 #pragma once
 
-#include "graph.cuh"
+#include "hubs.cuh"
 
 namespace factormax {
 
@@ -15,7 +16,8 @@ class System {
   using Rows = RowArray<V>;
 
  public:
-  FM_DEVICE System(const Graph<V>& graph, Rows scale) : graph_(graph), scale_(scale) {}
+  FM_DEVICE System(const Graph<V>& graph, const Hubs<V>& hubs, Rows scale)
+      : graph_(graph), hubs_(hubs), scale_(scale) {}
 
   int count = 0;  // active rows
 
@@ -53,8 +55,12 @@ class System {
     graph.team.sync();
     graph.by_column(
         Add(), [&](int r, T c) { return c * t[r]; },
-        [&](int j, T sum) { v[j] = inside_box(mu[j]) ? sum : T(0); });
+        [&](int j, T sum) {
+          if constexpr (V::kHubs) hubs_.take_rest(j, sum);
+          v[j] = inside_box(mu[j]) ? sum : T(0);
+        });
     graph.team.sync();
+    if constexpr (V::kHubs) hubs_.apply(v);
     graph.by_row(
         Add(), [&](u32 code, T c) { return c * Graph<V>::value_at(v, code); },
         [&](int r, T product) { write(r, product * scale_[r]); });
@@ -195,7 +201,7 @@ class System {
     for (int i = graph.team.rank; i < count; i += V::kTeam) {
       const int r = active[i];
       T* own = row(m, i);
-      own[i] = diagonal[r];
+      own[i] = V::kHubs ? of_box(r) : diagonal[r];
       // Those before the first rows share no variable with them.
       if (V::kSimple || i < lead_) continue;
       const T scale = scale_[r];
@@ -213,6 +219,14 @@ class System {
       }
     }
     graph.team.sync();
+    if constexpr (V::kHubs) hubs_.add_to_matrix(scale_, count, m);
+  }
+
+  // What the box has of the diagonal.
+  FM_DEVICE T of_box(int r) const {
+    T squares = 0;
+    graph_.each_entry(r, [&](int j, T c) { squares += inside_box(graph_.mu()[j]) ? c * c : T(0); });
+    return squares * scale_[r] * scale_[r];
   }
 
   // What the rows of variable j have in common.
@@ -284,6 +298,7 @@ class System {
   }
 
   const Graph<V>& graph_;
+  const Hubs<V>& hubs_;
   Rows scale_;
   int lead_ = 0;
 };

@@ -8,6 +8,7 @@
 #define FACTORMAX_SHARED(name) extern __shared__ __align__(16) char name[]
 #endif
 #define FM_DEVICE __device__ __forceinline__
+#define FM_FUNCTION __device__ __noinline__  // long, and called from several places
 
 namespace factormax {
 

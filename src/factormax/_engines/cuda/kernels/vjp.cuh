@@ -22,7 +22,8 @@ class Vjp {
         scale_(graph.row_array(0)),
         diagonal_(graph.row_array(1)),
         rhs_(graph.row_array(2)),
-        x_(graph.row_array(3)) {}
+        x_(graph.row_array(3)),
+        hubs_(graph) {}
 
   // Whether an earlier launch solved its system.
   FM_DEVICE static bool is_done(const Args<V>& args, i64 instance) {
@@ -31,10 +32,11 @@ class Vjp {
 
   FM_DEVICE void operator()() {
     team_.sync();
+    if constexpr (V::kHubs) hubs_.restore();
     const T size = take_gradient();
     take_scales();
     find_right_hand_side();
-    System<V> system(graph_, scale_);
+    System<V> system(graph_, hubs_, scale_);
     T left = 0;
     if (system.number(diagonal_) > 0) left = solve(system);
     write(system.count > 0);
@@ -67,11 +69,12 @@ class Vjp {
   FM_DEVICE T take_gradient() const {
     T* d = graph_.eta();
     const Io* grad_mu = a_.grad_mu == nullptr ? nullptr : a_.grad_mu + graph_.instance * a_.n;
-    const Io* grad_v =
-        a_.grad_mu_v == nullptr ? nullptr : a_.grad_mu_v + graph_.instance * i64(a_.pairs);
+    const Io* grad_v = a_.grad_mu_v == nullptr
+                           ? nullptr
+                           : a_.grad_mu_v + graph_.instance * i64(graph_.num_scores());
     graph_.set_dummies();
     graph_.for_vars([&](int j) {
-      graph_.mu()[j] = var_side_[j] == kInterior ? T(0.5) : T(0);
+      graph_.mu()[j] = var_side_[j] == kInterior && !in_hub(j) ? T(0.5) : T(0);
       d[j] = grad_mu == nullptr ? T(0) : T(grad_mu[j]);
     });
     team_.sync();
@@ -89,9 +92,35 @@ class Vjp {
     }
     T size = 0;
     graph_.for_vars([&](int j) {
-      if (inside_box(graph_.mu()[j])) size = most(size, magnitude(d[j]));
+      if (inside_box(graph_.mu()[j]) || in_hub(j)) size = most(size, magnitude(d[j]));
     });
+    if constexpr (V::kHubs) size = most(size, take_hub_gradient(grad_v));
     return team_.max(size);
+  }
+
+  FM_DEVICE bool in_hub(int j) const {
+    if constexpr (V::kHubs) return a_.hub_at[j] >= 0;
+    return false;
+  }
+  // The gradient of the hubs' scores.
+  FM_DEVICE T take_hub_gradient(const Io* grad_v) const {
+    T size = 0;
+#pragma unroll 1
+    for (int k = team_.rank; k < a_.hub_scores; k += V::kTeam) {
+      const T own = grad_v == nullptr ? T(0) : T(grad_v[a_.pairs + k]);
+      graph_.hub_scores()[k] = own;
+      size = most(size, magnitude(own));
+    }
+    return size;
+  }
+  // v() and the hubs' scores become M Q c and N Q c on hubs, with c = M^T (d - taken) + N^T of the
+  // gradient of the hubs' scores.
+  template <class Taken>
+  FM_DEVICE void pull_back_hubs(Taken taken) const {
+    const T* d = graph_.eta();
+    hubs_.each_place([&](int k, int j) { graph_.hub_rest()[k] = d[j] - taken(k); });
+    team_.sync();
+    hubs_.pull_back(graph_.v());
   }
 
   FM_DEVICE void take_scales() const {
@@ -119,6 +148,19 @@ class Vjp {
         [&](int r, T squares) {
           diagonal_[r] = row_side_[r] == kInterior ? squares * scale_[r] * scale_[r] : T(0);
         });
+    if constexpr (V::kHubs) {
+      hubs_.add_to_diagonal([&](int r) { return row_side_[r] == kInterior; }, scale_, diagonal_);
+      pull_back_hubs([](int) { return T(0); });
+      T* v = graph_.v();
+      graph_.for_vars([&](int j) {
+        if (!in_hub(j)) v[j] = inside_box(mu[j]) ? d[j] : T(0);
+      });
+      team_.sync();
+      graph_.by_row(
+          Add(), [&](u32 code, T c) { return c * graph_.value_at(v, code); },
+          [&](int r, T product) { rhs_[r] = diagonal_[r] > 0 ? product * scale_[r] : T(0); });
+      return;
+    }
     graph_.by_row(
         Add(),
         [&](u32 code, T c) {
@@ -173,17 +215,31 @@ class Vjp {
   FM_DEVICE void write(bool moved) const {
     T* y = graph_.eta();
     const T *mu = graph_.mu(), *v = graph_.v();
+    if constexpr (V::kHubs) write_hubs(moved);
     graph_.for_vars([&](int j) {
-      const T own = inside_box(mu[j]) ? y[j] - (moved ? v[j] : T(0)) : T(0);
+      T own = inside_box(mu[j]) ? y[j] - (moved ? v[j] : T(0)) : T(0);
+      if (in_hub(j)) own = v[j];
       a_.grad_eta_u[graph_.instance * a_.n + j] = Io(own);
       y[j] = own;
     });
     team_.sync();
     graph_.for_pairs([&](int p) {
       const Slopes slope = slopes(p);
-      a_.grad_eta_v[graph_.instance * i64(a_.pairs) + p] =
+      a_.grad_eta_v[graph_.instance * i64(graph_.num_scores()) + p] =
           Io(slope.first * y[a_.pair[2 * p] >> 1] + slope.second * y[a_.pair[2 * p + 1] >> 1]);
     });
+  }
+
+  // v() becomes the gradient of the hubs' variables. The last product has left A^T t in `rest`.
+  FM_DEVICE void write_hubs(bool moved) const {
+    const Io* grad_v = a_.grad_mu_v == nullptr
+                           ? nullptr
+                           : a_.grad_mu_v + graph_.instance * i64(graph_.num_scores());
+    take_hub_gradient(grad_v);
+    pull_back_hubs([&](int k) { return moved ? graph_.hub_rest()[k] : T(0); });
+    Io* out = a_.grad_eta_v + graph_.instance * i64(graph_.num_scores()) + a_.pairs;
+#pragma unroll 1
+    for (int k = team_.rank; k < a_.hub_scores; k += V::kTeam) out[k] = Io(graph_.hub_scores()[k]);
   }
 
   const Graph<V>& graph_;
@@ -191,6 +247,7 @@ class Vjp {
   const Team<V::kTeam>& team_;
   const i8 *var_side_, *row_side_;
   Rows scale_, diagonal_, rhs_, x_;
+  Hubs<V> hubs_;
 };
 
 }  // namespace factormax
