@@ -237,5 +237,5 @@ def test_an_empty_batch_is_no_launch() -> None:
 
 def test_other_structures_have_no_kernel() -> None:
     fg = fm.FactorGraph()
-    fg.add(fm.DepTree(fg.variable((3, 3))))
+    fg.add(fm.DepTree(fg.variable((3, 3)), projective=True))
     assert "DepTree" in Plan(fg._form().model).unsupported

@@ -11,7 +11,7 @@ from factormax._engines.cuda.engine import CudaEngine
 def graph(tree: bool = False) -> fm.FactorGraph:
     fg = fm.FactorGraph(batch_dims=1)
     u = fg.variable_from(np.zeros((2, 4, 4)))
-    fg.add(fm.DepTree(u) if tree else fm.Xor(u, axis=1))
+    fg.add(fm.DepTree(u, projective=True) if tree else fm.Xor(u, axis=1))
     return fg
 
 

@@ -1,4 +1,4 @@
-"""The engine of CUDA devices, for graphs of rows, pairs, matchings, sequences and tables.
+"""The engine of CUDA devices, for graphs of rows, pairs, matchings, sequences, tables and trees.
 
 `CudaEngine.solve_there` leaves everything on the device, for fronts whose arrays are there; `solve`
 takes and gives NumPy arrays, as every engine does. What the kernels can't finish goes to the CPU,
@@ -47,7 +47,7 @@ def unsupported(inputs: Inputs, options: Options) -> str:
 
 
 class CudaEngine:
-    """Solves rows, pairs, matchings, sequences and tables with kernels of its own.
+    """Solves rows, pairs, matchings, sequences, tables and trees with kernels of its own.
 
     Args:
         machine: gives the machine of a device.

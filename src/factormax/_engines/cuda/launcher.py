@@ -20,6 +20,8 @@ __all__ = ["DeviceRun", "Launcher", "plan_of"]
 #: Passes of the kernels, per precision: what takes longer needs a way that they do not have.
 _PASSES = {np.dtype(np.float32): 400, np.dtype(np.float64): 1000}
 _KEPT = 64
+#: The residual at which cuts of trees are looked for.
+_TREE_TOL = 1e-10
 
 
 @lru_cache(maxsize=_KEPT)
@@ -141,7 +143,9 @@ class Launcher:
         stages = self.stages(
             inputs.model, inputs.params, machine.dtype(given[0]), given[0].shape[0]
         )
-        run = DeviceRun(stages, given, options.tol, options.max_iter)
+        # Sets of words that lack more than rounding are violated.
+        tol = min(options.tol, _TREE_TOL) if plan.trees else options.tol
+        run = DeviceRun(stages, given, tol, options.max_iter)
         start = None if warm is None else self._all_rows(plan, warm)
         for number in range(len(run.stages)):
             run.solve(number, start, 0 if unsolved is None else unsolved.address)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from factormax._core import BlockKind, Model, OracleKind
 from factormax._engines.cuda.hubs import HubMemory, Hubs
+from factormax._engines.cuda.trees import Trees, rows_of_tree
 from factormax._inputs import structured_of
 from factormax.arrays import IndexArray
 
@@ -172,6 +173,7 @@ class Plan:
         n, hard, pairs: the numbers of variables, constraints and pairs; `rows`: of both of these.
         hubs: the structured factors that are not solved by rows, or None; `scores`: the number of
             their scores and those of the pairs.
+        trees: whose cuts are the last constraints, from `first_cut` on.
         coef_params: whether coefficients depend on parameters.
         model_rows: constraints that the model has itself; those of matchings come behind them.
         unsupported: why the kernels can't solve it, or "".
@@ -185,19 +187,28 @@ class Plan:
         self.coef_params = model.has_coef_params
         self.model_rows = model.num_rows
         every = structured_of(model)
-        matchings = [self._rows_of_matching(f) for f in every if f.kind == OracleKind.matching]
+        self.trees = Trees(model)
+        matchings = [
+            self._rows_of_matching(f) if f.kind == OracleKind.matching else rows_of_tree(f)
+            for f in every
+            if f.kind in (OracleKind.matching, OracleKind.tree)
+        ]
         self.hubs = Hubs(model) if len(matchings) < len(every) else None
+        self._rows_of_words = self.trees.rows_of_words(model)
         self.scores = self.pairs + (self.hubs.scores if self.hubs else 0)
         columns = [c for rows, _ in matchings for c in rows]
-        lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns)]
+        cuts = self.trees.most_cuts
+        lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns), *([0] * cuts)]
         self.row_ptr = _offsets(lengths)
         self.col = np.concatenate([model.col, *columns]).astype(np.int64)
-        self.kind = np.array([*model.row_kind, *(k for _, ks in matchings for k in ks)], np.int8)
+        kinds = [*model.row_kind, *(k for _, ks in matchings for k in ks)]
+        self.first_cut = len(kinds)
+        self.kind = np.array(kinds + [_ABSENT] * cuts, np.int8)
         self.hard = len(self.kind)
         self.rows = self.hard + self.pairs
-        more = np.arange(len(columns)) + self.model_rows + 1
+        more = np.arange(self.model_rows, self.hard) + 1
         self.block_ptr = np.concatenate([model.block_ptr, more]).astype(np.int32)
-        self.block_kind = np.array([*model.block_kind, *([0] * len(columns))], np.int8)
+        self.block_kind = np.array([*model.block_kind, *([0] * len(more))], np.int8)
         self.pair_var = np.asarray(model.pairs, np.int64).reshape(-1, 2)
         self.pair_negated = np.asarray(model.pair_negated, np.int64).reshape(-1, 2)
         self.zeros = int(self.pairs >= _MANY_PAIRS and not every and not self.pair_negated.any())
@@ -205,7 +216,7 @@ class Plan:
     @staticmethod
     def _reason(model: Model) -> str:
         for factor in structured_of(model):
-            reason = Hubs.reason(factor)
+            reason = Trees.reason(factor) if Trees.has(factor) else Hubs.reason(factor)
             if reason:
                 return reason
             if factor.linked:
@@ -242,10 +253,14 @@ class Plan:
 
     @cached_property
     def isolated(self) -> IndexArray:
-        """The rows that share no variable with another, nor with a hub."""
+        """The rows that share no variable with another, nor with a hub, and those of words.
+
+        For the latter it is a good start to solve them as if they were alone.
+        """
         more = self.degrees[self.col] > 1
         if self.hubs:
             more |= np.isin(self.col, self.hubs.var)
+        more &= ~np.isin(self.row_of_entry, self._rows_of_words)
         shared = np.bincount(self.row_of_entry, more, minlength=self.hard)
         return np.flatnonzero((shared == 0) & (self.kind != _ABSENT)).astype(np.int32)
 
@@ -255,12 +270,12 @@ class Plan:
         if self.hubs:
             return 0
         before = np.full(self.n, -1)
-        for r in range(self.hard):
+        for r in range(self.first_cut):
             own = self.col[self.row_ptr[r] : self.row_ptr[r + 1]]
             if (before[own] >= 0).any():
                 return r
             before[own] = r
-        return self.hard
+        return self.first_cut
 
     @cached_property
     def simple(self) -> bool:
@@ -280,6 +295,11 @@ class Plan:
     def longest(self) -> int:
         """The most variables of a row."""
         return max(1, int(np.diff(self.row_ptr).max(initial=1)), 2 if self.pairs else 1)
+
+    @property
+    def unit_at(self) -> int:
+        """Where a coefficient of the rows of trees is, which is 1."""
+        return int(self.row_ptr[self.model_rows])
 
     def flags(self, uneven: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """Of each row, see `RowFlag`."""
@@ -320,7 +340,8 @@ class Plan:
         """What scores of this dtype are solved in: the second for what the first can't resolve."""
         wide = self.pairs >= _PAIRS_TO_WIDEN * self.n or self.longest > _LONG_ROW
         both = [np.dtype(dtype), np.dtype(np.float64)]
-        return both[1:] if wide or self.hubs or both[0] == both[1] else both
+        wide = wide or bool(self.hubs) or bool(self.trees)
+        return both[1:] if wide or both[0] == both[1] else both
 
     def choose(
         self,
@@ -384,6 +405,7 @@ class Plan:
             "kRowsShared": rows,
             "kConjugate": active < self.rows,
             **_hub_constants(self.hubs, memory),
+            "kTrees": bool(self.trees),
         }
         backward = sizes.backward(team, active, rows)
         return Choice(np.dtype(dtype), precision, constants, forward, backward, active, memory)
@@ -472,6 +494,7 @@ class _Sizes:
             ("inverse", active * size),
             ("place", plan.rows * 4),
             ("active", active * 4),
+            *plan.trees.memory,
             *(self.hubs.in_shared if self.hubs else ()),
         ]
 

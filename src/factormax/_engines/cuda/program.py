@@ -163,6 +163,7 @@ class Answer:
             ("iterations", (batch,), _INT),
             ("status", (batch,), _INT),
             ("oracle_calls", (batch if saved else 0,), _INT),
+            ("cuts", (batch, plan.trees.saved), _INT),
             ("structures", (batch, saved), _SHORT),
             ("var_side", (batch, plan.n), _BYTE),
             ("row_side", (batch, plan.rows), _BYTE),
@@ -205,11 +206,13 @@ class Program:
         )
         if plan.hubs:
             self._set_hubs()
+        if plan.trees:
+            self._set_trees()
         args.n, args.hard, args.pairs = plan.n, plan.hard, plan.pairs
         args.padded_rows, args.num_isolated = plan.padded_rows, len(plan.isolated)
         args.all_isolated = int(len(plan.isolated) == plan.rows)
         args.most_active, args.lead = choice.most_active, plan.lead
-        args.degree = int(plan.degrees.max(initial=1))
+        args.degree = int(plan.degrees.max(initial=1)) + plan.trees.most_cuts
         args.longest, args.zeros = plan.longest, plan.zeros
         args.retry_above = _GOOD_ENOUGH
         self._prepared = {
@@ -227,6 +230,15 @@ class Program:
             for name, value in self.choice.hubs.in_work.items():
                 setattr(args, name, value)
         return args
+
+    def _set_trees(self) -> None:
+        plan, trees, args = self.plan, self.plan.trees, self.args
+        arc_of = trees.arc_of(plan.n + self.choice.team)
+        self._set(tree=trees.table, tree_var=trees.var, arc_of=arc_of)
+        args.num_trees, args.most_words = len(trees.table), trees.most_words
+        args.most_cuts, args.cut_words = trees.most_cuts, trees.cut_words
+        args.first_cut, args.model_rows = plan.first_cut, plan.model_rows
+        args.unit_at, args.cuts_saved_stride = plan.unit_at, trees.saved
 
     def _set_hubs(self) -> None:
         hubs, memory, args = self.plan.hubs, self.choice.hubs, self.args
@@ -367,6 +379,8 @@ class Program:
         if self.plan.scores:
             args.eta_v, args.mu_v = at(eta_v), at(found.mu_v)
             args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.scores
+        if self.plan.trees:
+            args.cuts_saved = found.at["cuts"]
         if self.plan.hubs:
             args.hub_saved, args.calls = found.at["structures"], found.at["oracle_calls"]
         args.mu, args.tau = at(found.mu), found.at["tau"]

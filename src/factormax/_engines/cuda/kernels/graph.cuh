@@ -123,6 +123,34 @@ struct Args {
   int hub_rest;
   int hub_score;
   int hub_scratch;
+
+  // Trees, see cuts.cuh.
+  const int* tree;      // (num_trees, 2) the first of its arcs, and its words
+  const int* tree_var;  // the variables of arcs, (words, words) each: word, and head
+  const int* arc_of;    // (n + team,) 65536 tree + 256 word + head, or -1
+  int* cuts_saved;      // for the gradient
+  i64 cuts_saved_stride;
+  int num_trees;
+  int most_words;
+  int most_cuts;
+  int cut_words;   // 32 bits each, of a set of words
+  int first_cut;   // row
+  int model_rows;  // those of the graph itself, which come first
+  int unit_at;     // where a coefficient is 1
+  int at_cuts;
+  int at_cut_lists;
+  int at_cut_scratch;
+};
+
+// A tree: which variables are its arcs.
+struct Tree {
+  const int* var;
+  int words;
+
+  template <class V>
+  FM_DEVICE Tree(const Args<V>& a, int f)
+      : var(a.tree_var + a.tree[2 * f]), words(a.tree[2 * f + 1]) {}
+  FM_DEVICE int arc(int word, int head) const { return var[word * words + head]; }
 };
 
 enum RowKind : i8 { kAbsent = 0, kInequality = 1, kEquality = 2 };
@@ -239,6 +267,39 @@ struct Graph {
   FM_DEVICE T* hub_rest() const { return reinterpret_cast<T*>(hubs() + a.hub_rest); }
   FM_DEVICE T* hub_scores() const { return reinterpret_cast<T*>(hubs() + a.hub_score); }
   FM_DEVICE char* hub_scratch() const { return hubs() + a.hub_scratch; }
+  // The cuts at hand: their number, of which tree they are, how many words they have, and which.
+  FM_DEVICE int* cut_count() const { return reinterpret_cast<int*>(base + a.at_cuts); }
+  FM_DEVICE int* cut_tree() const { return cut_count() + 1; }
+  FM_DEVICE u32* cut_bits(int c) const {
+    return reinterpret_cast<u32*>(cut_tree() + a.most_cuts) + c * a.cut_words;
+  }
+  FM_DEVICE int* cut_size() const { return reinterpret_cast<int*>(base + a.at_cut_lists); }
+  FM_DEVICE u8* cut_list(int c) const {
+    return reinterpret_cast<u8*>(cut_size() + a.most_cuts) + c * a.most_words;
+  }
+  FM_DEVICE bool in_cut(int c, int word) const {
+    return (cut_bits(c)[word / 32] >> (word % 32) & 1) != 0;
+  }
+  // Whether a cut has a variable in its row.
+  FM_DEVICE bool cuts(int c, int j) const {
+    const int arc = a.arc_of[j], word = arc >> 8 & 255, head = arc & 255;
+    return arc >= 0 && word != head && cut_tree()[c] == arc >> 16 && in_cut(c, word) &&
+           in_cut(c, head);
+  }
+  // visit(j): the variables in the row of a cut.
+  template <class Visit>
+  FM_DEVICE void each_of_cut(int c, Visit visit, int start = 0, int stride = 1) const {
+    const Tree own(a, cut_tree()[c]);
+    const u8* list = cut_list(c);
+    const int size = cut_size()[c];
+#pragma unroll 1
+    for (int i = start; i < size; i += stride) {
+#pragma unroll 1
+      for (int k = 0; k < size; ++k) {
+        if (k != i) visit(own.arc(list[i], list[k]));
+      }
+    }
+  }
   FM_DEVICE RowArray<V> row_array(int k) const {
     return {rows + k * (V::kRowsShared ? 1 : a.padded_rows)};
   }
@@ -266,6 +327,14 @@ struct Graph {
         return T(0);
       });
       return;
+    }
+    if constexpr (V::kTrees) {
+      if (r >= a.first_cut) {
+        if (r < a.first_cut + *cut_count()) {
+          each_of_cut(r - a.first_cut, [&](int j) { visit(j, T(1)); });
+        }
+        return;
+      }
     }
 #pragma unroll 1
     for (int k = a.row_ptr[r]; k < a.row_ptr[r + 1]; ++k) {
@@ -305,16 +374,31 @@ struct Graph {
   // the dummies behind the last variable, for a branch would cost more.
   template <int UNROLL = 1, class Value, class Combine, class Term, class Take>
   FM_DEVICE void by_variable(Value zero, Combine combine, Term term, Take take) const {
+    if constexpr (V::kTrees) {
+      visit<V::kVarLanes, V::kVarWidth, V::kVarPacks, UNROLL>(
+          a.var_first, a.var_code, a.var_place, a.n + 1, zero, combine, term,
+          [&](int j, Value total) {
+#pragma unroll 1
+            for (int c = 0; a.arc_of[j] >= 0 && c < *cut_count(); ++c) {
+              if (!cuts(c, j)) continue;
+              total = combine(total, term(u32(a.first_cut + c) * u32(sizeof(T)), a.unit_at));
+            }
+            take(j, total);
+          });
+      return;
+    }
     visit<V::kVarLanes, V::kVarWidth, V::kVarPacks, UNROLL>(a.var_first, a.var_code, a.var_place,
                                                             a.n + 1, zero, combine, term, take);
   }
   // take(r, combination of term(code, place) over the variables of row r), for the hard rows
   template <class Value, class Combine, class Term, class Take>
   FM_DEVICE void by_hard_row(Value zero, Combine combine, Term term, Take take) const {
-    visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, 1>(
-        a.row_first, a.row_code, a.row_place, a.hard, zero, combine, term, [&](int r, Value value) {
-          if (r < a.hard) take(r, value);
-        });
+    visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, 1>(a.row_first, a.row_code, a.row_place,
+                                                       listed(), zero, combine, term,
+                                                       [&](int r, Value value) {
+                                                         if (r < listed()) take(r, value);
+                                                       });
+    if constexpr (V::kTrees) visit_cuts(zero, combine, term, take);
   }
 
   // The same of term(code, c), for all rows, with c the coefficient; take(r, value) by whoever owns
@@ -322,10 +406,14 @@ struct Graph {
   template <int UNROLL = 1, class Combine, class Term, class Take>
   FM_DEVICE void by_row(Combine combine, Term term, Take take) const {
     T* products = found();
+    const auto own = [&](u32 code, int place) { return term(code, row_coef(code, place)); };
     visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, UNROLL>(
-        a.row_first, a.row_code, a.row_place, a.hard, T(0), combine,
-        [&](u32 code, int place) { return term(code, row_coef(code, place)); },
-        [&](int r, T value) { products[r] = value; });
+        a.row_first, a.row_code, a.row_place, listed(), T(0), combine, own, [&](int r, T value) {
+          if (!V::kTrees || r < listed()) products[r] = value;
+        });
+    if constexpr (V::kTrees) {
+      visit_cuts(T(0), combine, own, [&](int r, T value) { products[r] = value; });
+    }
     team.sync();
     for_rows(
         [&](int r) { take(r, is_soft(r) ? pair_row(r - a.hard, combine, term) : products[r]); });
@@ -370,6 +458,27 @@ struct Graph {
   }
 
  private:
+  // The hard rows that are in lists.
+  FM_DEVICE int listed() const { return V::kTrees ? a.first_cut : a.hard; }
+
+  // The same as `visit` for the rows of cuts: a warp each.
+  template <class Value, class Combine, class Term, class Take>
+  FM_DEVICE void visit_cuts(Value zero, Combine combine, Term term, Take take) const {
+    constexpr int kLanes = V::kTeam < 32 ? V::kTeam : 32, kWarps = V::kTeam / kLanes;
+    const int lane = team.rank % kLanes;
+#pragma unroll 1
+    for (int c = team.rank / kLanes; c < a.most_cuts; c += kWarps) {
+      Value total = zero;
+      if (c < *cut_count()) {
+        each_of_cut(
+            c, [&](int j) { total = combine(total, term(u32(j) * u32(sizeof(T)), a.unit_at)); },
+            lane, kLanes);
+        total = over_lanes<kLanes>(total, combine);
+      }
+      if (lane == 0) take(a.first_cut + c, total);
+    }
+  }
+
   template <int LANES, int WIDTH, int PACKS, int UNROLL, class Value, class Combine, class Term,
             class Take>
   FM_DEVICE void visit(const int* first, const u32* code, const int* places, int count, Value zero,

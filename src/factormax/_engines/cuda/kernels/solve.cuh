@@ -5,6 +5,7 @@
 // (interior points, proximal steps) ends as stalled or out of passes, and is left to the CPU.
 #pragma once
 
+#include "cuts.cuh"
 #include "system.cuh"
 
 namespace factormax {
@@ -53,14 +54,15 @@ class Solver {
   FM_DEVICE void operator()() {
     if (a_.retry) passes_ = a_.iterations[graph_.instance];
     team_.sync();
-    const bool good = take_scores() && take_rows();
+    if constexpr (V::kTrees) Cuts<V>(graph_).begin();
+    const bool good = take_scores() && leave_out() && take_rows();
     if (good) {
       take_pairs();
       if constexpr (V::kHubs) hubs_.begin();
       begin();
       minimise();
     }
-    if (status_ == kInfeasible || status_ == kBadNumber) {
+    if (status_ == kInfeasible || status_ == kBadNumber || (V::kTrees && !good)) {
       write_nothing();
     } else {
       write();
@@ -75,6 +77,7 @@ class Solver {
   // The constants of the core's solver, with its reasons.
   static constexpr T kDirect = 32, kFirst = 16, kStage = 4;
   static constexpr T kPromising = T(0.015), kMostPromising = T(0.25), kNear = T(5e-3);
+  static constexpr T kCutBelow = T(1e-1), kSooner = T(1e-2);  // residuals at which cuts are sought
   static constexpr T kOraclePromising = T(0.1);
   static constexpr T kSteep = T(0.9), kLonger = 4, kRay = 1000, kLongest = T(1e8);
   static constexpr T kArmijo = T(1e-4), kJump = T(1e-3), kNearer = T(0.9), kSane = 10;
@@ -142,6 +145,41 @@ class Solver {
     if (!team_.any(bad)) return true;
     status_ = kBadNumber;
     return false;
+  }
+
+  // Takes out what trees do not allow. Returns false if that would leave a factor without variables
+  // that the user did not mask: trees by structures, on the CPU, know what to do then.
+  FM_DEVICE bool leave_out() {
+    if constexpr (V::kTrees) {
+      if (complete_ || !Cuts<V>(graph_).leave_out()) return true;
+      bool hidden = false;
+      const auto given = given_by_user();
+      const auto hides = [&](int r) {
+        bool present = false, had = false;
+        graph_.each_entry(r, [&](int j, T) {
+          present |= graph_.present(j);
+          had |= given(j);
+        });
+        return had && !present;
+      };
+      const T* rhs = a_.rhs + graph_.instance * a_.rhs_stride;
+      graph_.for_hard_rows([&](int r) {
+        const bool holds = a_.kind[r] == kEquality ? rhs[r] == 0 : rhs[r] >= 0;  // if all are off
+        hidden |= r < a_.model_rows && !holds && hides(r);
+      });
+      graph_.for_pairs([&](int p) { hidden |= hides(a_.hard + p); });
+      if (!team_.any(hidden)) return true;
+      give_up();
+      return false;
+    }
+    return true;
+  }
+  // Tells whether a variable is there, but for the rules of trees and pairs.
+  FM_DEVICE auto given_by_user() const {
+    const Io* scores = a_.eta_u + graph_.instance * a_.n;
+    const u8* mask = a_.mask == nullptr ? nullptr : a_.mask + graph_.instance * a_.mask_stride;
+    return
+        [=](int j) { return T(scores[j]) > -infinity<T>() && (mask == nullptr || mask[j] != 0); };
   }
 
   // The bounds, scales and right-hand sides of the hard rows. Returns false if one can't hold.
@@ -214,11 +252,7 @@ class Solver {
   FM_DEVICE void take_pairs() {
     if constexpr (V::kPairs) {
       const bool zeros = a_.zeros != 0 && find_zeros();
-      const Io* scores = a_.eta_u + graph_.instance * a_.n;
-      const u8* mask = a_.mask == nullptr ? nullptr : a_.mask + graph_.instance * a_.mask_stride;
-      const auto given = [&](int j) {
-        return T(scores[j]) > -infinity<T>() && (mask == nullptr || mask[j] != 0);
-      };
+      const auto given = given_by_user();
       T* eta = graph_.eta();
       graph_.by_variable(
           T(0), Add(),
@@ -432,10 +466,11 @@ class Solver {
     T residual = 0, best = 0, promising = 0, resolution = 0, largest = 0;
     int tries = 0, last_gain = 0, next_check = kFirstCheck, stage_end = kStagePasses;
     bool ray = false;
+    T cut_below = kCutBelow;
     status_ = kMaxIter;
 #pragma unroll 1
     for (;;) {
-      if (phase == Phase::start && a_.num_isolated > 0) solve_isolated();
+      if (phase == Phase::start && a_.num_isolated > 0 && rows_may_be_alone()) solve_isolated();
       const Seen seen = evaluate();
       ++passes_;
       if constexpr (V::kHubs) {
@@ -519,6 +554,18 @@ class Solver {
       const bool there = residual <= tol || (residual <= rounding && idle) || a_.all_isolated;
       if (there && stages_ == 0) {
         finish_at(residual, resolution);
+        if constexpr (V::kTrees) {
+          if (!mu_is_of_x) {
+            graph_.for_rows([&](int r) { next_x_[r] = x_[r]; });
+            phase = Phase::start;
+            continue;
+          }
+          if (status_ == kConverged && add_cuts(residual)) {
+            status_ = kMaxIter;
+            phase = Phase::start;
+            continue;
+          }
+        }
         // Next to multipliers that have run off nothing is resolved.
         if (!a_.all_isolated && largest > kFar * most(T(1), largest_score_)) status_ = kStalled;
         break;
@@ -529,6 +576,16 @@ class Solver {
         enlarge();
         phase = Phase::start;
         continue;
+      }
+      if constexpr (V::kTrees) {  // those that are missing by far need no exact solution to be seen
+        if (stages_ == 0 && mu_is_of_x && residual <= cut_below) {
+          cut_below = kSooner * residual;
+          if (add_cuts(residual)) {
+            cut_below = kCutBelow;
+            phase = Phase::start;
+            continue;
+          }
+        }
       }
       if (passes_ >= a_.max_iter) break;
       if (passes_ >= next_check || ray) {
@@ -574,6 +631,33 @@ class Solver {
   FM_DEVICE void give_up() {
     status_ = kStalled;
     residual_ = infinity<T>();
+  }
+
+  // The rows of the words of trees are not alone, but as if they were they give a good start.
+  FM_DEVICE bool rows_may_be_alone() const {
+    if constexpr (V::kTrees) return passes_ == 0 && a_.warm == nullptr;
+    return true;
+  }
+  // Returns whether there are new cuts, from the multipliers at hand.
+  FM_DEVICE bool add_cuts(T residual) {
+    using Added = typename Cuts<V>::Added;
+    const Cuts<V> cuts(graph_);
+    const int before = *graph_.cut_count();
+    const T least_gap = Constants<T>::kDouble ? T(1e-11) : T(64) * kEps;
+    const Added added = cuts.add_violated(4 * residual + least_gap);
+    if (added == Added::kNoRoom) status_ = kStalled;
+    if (added != Added::kSome) return false;
+#pragma unroll 1
+    for (int c = before + team_.rank; c < *graph_.cut_count(); c += V::kTeam) {
+      const T scale = cuts.scale(c, [&](int j) { return graph_.present(j); });
+      const int r = a_.first_cut + c;
+      set_row(r, scale, T(graph_.cut_size()[c] - 1), false);
+      x_[r] = g_[r] = mark_[r] = 0;
+    }
+    team_.sync();
+    graph_.for_rows([&](int r) { next_x_[r] = x_[r]; });
+    team_.sync();
+    return true;
   }
 
   FM_DEVICE void finish_at(T residual, T resolution) {
@@ -1008,6 +1092,7 @@ class Solver {
     Io* values = a_.mu_v + graph_.instance * graph_.num_scores();
     graph_.for_pairs([&](int p) { values[p] = nan; });
     if constexpr (V::kHubs) hubs_.write_nothing(values + a_.pairs, nan);
+    if constexpr (V::kTrees) Cuts<V>(graph_).save_nothing();
     write_scalars(-infinity<double>(), infinity<double>());
   }
 
@@ -1066,7 +1151,13 @@ class Solver {
     }
     i8* row_side = a_.row_side + graph_.instance * graph_.num_rows();
     graph_.for_rows([&](int r) {
-      const int length = graph_.is_soft(r) ? 2 : a_.row_ptr[r + 1] - a_.row_ptr[r];
+      int length = graph_.is_soft(r) ? 2 : a_.row_ptr[r + 1] - a_.row_ptr[r];
+      if constexpr (V::kTrees) {
+        if (r >= a_.first_cut && r < a_.first_cut + *graph_.cut_count()) {
+          const int size = graph_.cut_size()[r - a_.first_cut];
+          length = size * (size - 1);
+        }
+      }
       const T off = negligible ? most(missing[r], T(length) * bound) : missing[r];
       const T margin = least(2 * off, kMost) + 8 * kEps * (1 + magnitude(x_[r]));
       const T slack = g_[r] * norm_[r] / unit(r);
@@ -1110,6 +1201,7 @@ class Solver {
     });
     team_.sync();
     if constexpr (V::kPairs) total += write_pairs(error, tau, row_side);
+    if constexpr (V::kTrees) Cuts<V>(graph_).save();
     if constexpr (V::kHubs) {
       hubs_.save();
       total += hubs_.write_features(a_.mu_v + graph_.instance * graph_.num_scores() + a_.pairs);

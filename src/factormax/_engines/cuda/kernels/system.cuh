@@ -219,7 +219,33 @@ class System {
       }
     }
     graph.team.sync();
+    if constexpr (V::kTrees) add_cuts(m);
     if constexpr (V::kHubs) hubs_.add_to_matrix(scale_, count, m);
+  }
+
+  // What the rows of cuts, the last of the hard ones, have in common with others.
+  FM_DEVICE void add_cuts(T* m) const {
+    const Graph<V>& graph = graph_;
+    const int* active = graph.active();
+    const T* mu = graph.mu();
+    const int hard = graph.a.hard, first = graph.a.first_cut;
+    const auto is_cut = [=](int r) { return r >= first && r < hard; };
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {  // the other of a pair may be soft, and come later
+      if (active[i] < first) continue;
+#pragma unroll 1
+      for (int p = graph.team.rank; p < i; p += V::kTeam) {
+        const bool own = is_cut(active[i]);
+        if (!own && !is_cut(active[p])) continue;
+        const int cut = (own ? active[i] : active[p]) - first, r = own ? active[p] : active[i];
+        T sum = 0;
+        graph.each_entry(r, [&](int j, T c) {
+          if (inside_box(mu[j]) && graph.cuts(cut, j)) sum += c;
+        });
+        row(m, i)[p] += sum * scale_[r] * scale_[first + cut];
+      }
+    }
+    graph.team.sync();
   }
 
   // What the box has of the diagonal.

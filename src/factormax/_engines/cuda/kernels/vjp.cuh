@@ -2,6 +2,7 @@
 // (42), with what is active and what is free as the solve left it.
 #pragma once
 
+#include "cuts.cuh"
 #include "system.cuh"
 
 namespace factormax {
@@ -32,6 +33,7 @@ class Vjp {
 
   FM_DEVICE void operator()() {
     team_.sync();
+    if constexpr (V::kTrees) Cuts<V>(graph_).restore();
     if constexpr (V::kHubs) hubs_.restore();
     const T size = take_gradient();
     take_scales();
@@ -125,7 +127,18 @@ class Vjp {
 
   FM_DEVICE void take_scales() const {
     if (a_.scale != nullptr) {
-      graph_.for_hard_rows([&](int r) { scale_[r] = a_.scale[r]; });
+      graph_.for_hard_rows([&](int r) {
+        if (!V::kTrees || r < a_.first_cut) scale_[r] = a_.scale[r];
+      });
+      if constexpr (V::kTrees) {
+        const Cuts<V> cuts(graph_);
+#pragma unroll 1
+        for (int c = team_.rank; c < a_.most_cuts; c += V::kTeam) {
+          const bool here = c < *graph_.cut_count();
+          const auto there = [&](int j) { return var_side_[j] != kNoSide; };
+          scale_[a_.first_cut + c] = here ? cuts.scale(c, there) : T(0);
+        }
+      }
     } else {
       graph_.by_hard_row(
           T(0), Add(),
