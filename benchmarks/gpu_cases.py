@@ -13,9 +13,9 @@ from torch import Tensor
 import factormax as fm
 from benchmarks.models import logic_factors
 
-#: Adds variables and factors to a graph, from scores and scores of pairs.
+#: Adds variables and factors to a graph, from scores of variables and of factors.
 Build = Callable[[fm.FactorGraph, Tensor, Tensor | None], fm.Variable]
-#: The scores of a batch, and those of pairs.
+#: The scores of a batch, and those of factors.
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray | None]]
 Layer = Callable[[Tensor], Tensor]
 
@@ -144,6 +144,37 @@ def _alone(
     return Case(build, _normal(n), (64, 1024), rival)
 
 
+def _sequence(length: int, states: int, at_most_one: bool) -> Case:
+    """A linear chain, in which every state but the first may be said to occur at most once."""
+
+    def draw(rng: np.random.Generator, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.standard_normal((batch, length, states)), rng.standard_normal((states, states))
+
+    def build(fg: fm.FactorGraph, scores: Tensor, transitions: Tensor | None) -> fm.Variable:
+        assert transitions is not None
+        u = fg.variable_from(scores)
+        fg.add(fm.Sequence(u, transitions))
+        if at_most_one:
+            fg.add(fm.AtMostOne(u[:, 1:], axis=0))
+        return u
+
+    return Case(build, draw, (64, 256, 1024))
+
+
+def _tree(n: int, budget: int = 3) -> Case:
+    """Dependency trees in which no word is the head of more than `budget` others."""
+    others = [np.delete(np.arange(n), h) for h in range(n)]
+
+    def build(fg: fm.FactorGraph, scores: Tensor, pairs: Tensor | None) -> fm.Variable:
+        u = fg.variable_from(scores)
+        fg.add(fm.DepTree(u))
+        for h in range(n):
+            fg.add(fm.Budget(u[others[h], h], budget))
+        return u
+
+    return Case(build, _normal(n, n), (64, 256, 1024))
+
+
 CASES = {
     "matching 20x20": _matching(20, (1, 64, 1024, 16384, 131072)),
     "matching 40x40": _matching(40, (64, 1024)),
@@ -155,4 +186,8 @@ CASES = {
     "Xor 1000": _alone(fm.Xor, 1000, ("sparsemax, sorting", sparsemax)),
     "Exactly 50 of 1000": _alone(lambda u: fm.Exactly(u, 50), 1000),
     "Budget 50 of 1000": _alone(lambda u: fm.Budget(u, 50), 1000),
+    "sequence 20x25": _sequence(20, 25, at_most_one=False),
+    "sequence 20x25 + at most one": _sequence(20, 25, at_most_one=True),
+    "tree 25 + budgets": _tree(25),
+    "tree 50 + budgets": _tree(50),
 }
