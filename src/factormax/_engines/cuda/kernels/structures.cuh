@@ -393,38 +393,82 @@ class StructureSet {
     if constexpr (kWorkers > 1) __syncwarp();
   }
 
+  // A warp holds a vector in registers: member k has entries k, k + 32, ...
+  static constexpr int kChunks = 256 / kWorkers + 1;
+
   // b <- L^-1 b for the first `rows` rows
   FM_FUNCTION void forward_substitute(T* b, int rows) const {
     if (team_.rank < kWorkers) {
-#pragma unroll 1
-      for (int j = 0; j < rows; ++j) {
-        const T known = b[j] * inverse_[j];
-#pragma unroll 1
-        for (int i = j + 1 + team_.rank; i < rows; i += kWorkers) {
-          b[i] -= factor_row(i)[j] * known;
+      if constexpr (kWorkers == 1) {
+        for (int i = 0; i < rows; ++i) {
+          T sum = b[i];
+          for (int j = 0; j < i; ++j) sum -= factor_row(i)[j] * b[j];
+          b[i] = sum * inverse_[i];
         }
-        wait();
-      }
+      } else {
+        T own[kChunks];
+        load(b, rows, own);
+#pragma unroll
+        for (int q = 0; q < kChunks; ++q) {
 #pragma unroll 1
-      for (int i = team_.rank; i < rows; i += kWorkers) b[i] *= inverse_[i];
+          for (int j = q * 32; j < rows && j < q * 32 + 32; ++j) {
+            const T known = __shfl_sync(kAll, own[q], j % 32) * inverse_[j];
+#pragma unroll
+            for (int c = q; c < kChunks; ++c) {
+              const int i = c * 32 + team_.rank;
+              if (c * 32 >= rows) break;
+              if (i > j && i < rows) own[c] -= factor_row(i)[j] * known;
+            }
+          }
+        }
+        store(own, rows, b);
+      }
     }
     team_.sync();
   }
   // b <- L^-T b
   FM_FUNCTION void back_substitute(T* b) const {
     if (team_.rank < kWorkers) {
+      if constexpr (kWorkers == 1) {
+        for (int i = count - 1; i >= 0; --i) {
+          const T known = b[i] *= inverse_[i];
+          for (int k = 0; k < i; ++k) b[k] -= factor_row(i)[k] * known;
+        }
+      } else {
+        T own[kChunks];
+        load(b, count, own);
+#pragma unroll
+        for (int q = kChunks - 1; q >= 0; --q) {
 #pragma unroll 1
-      for (int i = count - 1; i >= 0; --i) {
-        const T known = b[i] * inverse_[i];
-        const T* row = factor_row(i);
-#pragma unroll 1
-        for (int k = team_.rank; k < i; k += kWorkers) b[k] -= row[k] * known;
-        wait();
+          for (int i = least(count, q * 32 + 32) - 1; i >= q * 32; --i) {
+            const T known = __shfl_sync(kAll, own[q], i % 32) * inverse_[i];
+            const T* row = factor_row(i);
+#pragma unroll
+            for (int c = 0; c <= q; ++c) {
+              const int k = c * 32 + team_.rank;
+              if (k < i) own[c] -= row[k] * known;
+            }
+          }
+        }
+        store(own, count, b);
       }
-#pragma unroll 1
-      for (int i = team_.rank; i < count; i += kWorkers) b[i] *= inverse_[i];
     }
     team_.sync();
+  }
+  FM_DEVICE void load(const T* b, int size, T (&own)[kChunks]) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int i = c * 32 + team_.rank;
+      own[c] = i < size ? b[i] : T(0);
+    }
+  }
+  // Divided by the diagonal.
+  FM_DEVICE void store(const T (&own)[kChunks], int size, T* b) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int i = c * 32 + team_.rank;
+      if (i < size) b[i] = own[c] * inverse_[i];
+    }
   }
 
   // Takes in the structure at place `count`; false if it is affinely dependent on the others: then
@@ -462,58 +506,74 @@ class StructureSet {
     return true;
   }
 
-  // Takes out structure i. Givens rotations make the rows below triangular without its row; then
-  // they move up.
+  // Takes out structure i. Givens rotations make the rows below triangular without its row, and
+  // they move up. Meanwhile other warps, where there are any, move the rest.
   FM_FUNCTION void remove(int i) {
     const int last = count - 1;
     team_.sync();
-    if (team_.rank < kWorkers) {
-      T length = 0, inverse = 0;
-#pragma unroll 1
-      for (int c = i; c < last; ++c) {
-        const T a = factor_row(c + 1)[c], b = factor_row(c + 1)[c + 1];
-        if (team_.rank == 0 && c > i) {
-          factor_row(c)[c - 1] = length;
-          inverse_[c - 1] = inverse;
-        }
-        const T squares = a * a + b * b;
-        inverse = rsqrt(squares);
-        length = squares * inverse;
-        const T cosine = a * inverse, sine = b * inverse;
-#pragma unroll 1
-        for (int r = c + 2 + team_.rank; r < count + 2; r += kWorkers) {
-          T* row = r < count ? factor_row(r) : (r == count ? y_ : ones_);
-          const T first = row[c], second = row[c + 1];
-          row[c] = cosine * first + sine * second;
-          row[c + 1] = cosine * second - sine * first;
-        }
-        wait();
-      }
-      if (team_.rank == 0 && last > i) {
-        factor_row(last)[last - 1] = length;
-        inverse_[last - 1] = inverse;
-      }
-    }
-    team_.sync();
+    if (team_.rank < kWorkers) rotate(i);
+    constexpr int kMovers = V::kTeam > kWorkers ? V::kTeam - kWorkers : V::kTeam;
+    const int first = V::kTeam > kWorkers ? team_.rank - kWorkers : team_.rank;
     // A column has one owner, which moves it from the top.
-    const int columns = last + hub_.slots + 2;
+    const int columns = i + 2 + hub_.slots;
 #pragma unroll 1
-    for (int c = team_.rank; c < columns; c += V::kTeam) {
-      if (c < last) {
-#pragma unroll 1
-        for (int r = c > i ? c : i; r < last; ++r) factor_row(r)[c] = factor_row(r + 1)[c];
-      } else if (c < last + 2) {
-        T* list = c == last ? p_ : theta_;
-#pragma unroll 1
+    for (int c = first < 0 ? columns : first; c < columns; c += kMovers) {
+      if (c < i) {
+#pragma unroll 2
+        for (int r = i; r < last; ++r) factor_row(r)[c] = factor_row(r + 1)[c];
+      } else if (c < i + 2) {
+        T* list = c == i ? p_ : theta_;
+#pragma unroll 2
         for (int r = i; r < last; ++r) list[r] = list[r + 1];
       } else {
-        const int s = c - last - 2;
-#pragma unroll 1
+        const int s = c - i - 2;
+#pragma unroll 2
         for (int r = i; r < last; ++r) on(r)[s] = on(r + 1)[s];
       }
     }
     count = last;
     team_.sync();
+  }
+
+  // Of `remove`: columns i and on, of the rows below row i, y and ones. A member has its rows r in
+  // registers, as far as they are carried from column to column: what it writes to the row above
+  // has been read there.
+  FM_DEVICE void rotate(int i) const {
+    T own[kChunks];
+    const auto row_of = [&](int r) { return r < count ? factor_row(r) : r == count ? y_ : ones_; };
+    const int rows = count + 2;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int r = c * kWorkers + team_.rank;
+      own[c] = r > i && r < rows ? row_of(r)[i] : T(0);
+    }
+#pragma unroll 1
+    for (int k = i; k < count - 1; ++k) {
+      const T b = factor_row(k + 1)[k + 1];
+      T a = 0;
+      if constexpr (kWorkers == 1) {
+        a = own[k + 1];
+      } else {
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          if (c == (k + 1) / 32) a = own[c];
+        }
+        a = __shfl_sync(kAll, a, (k + 1) % 32);
+      }
+      const T inverse = rsqrt(a * a + b * b), cosine = a * inverse, sine = b * inverse;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int r = c * kWorkers + team_.rank;
+        if (c * kWorkers >= rows) break;
+        if (r <= k || r >= rows) continue;
+        const T next = row_of(r)[k + 1];
+        T* to = r < count ? factor_row(r - 1) : row_of(r);
+        to[k] = cosine * own[c] + sine * next;
+        own[c] = cosine * next - sine * own[c];
+        if (r == k + 1) inverse_[k] = inverse;
+      }
+      wait();
+    }
   }
 
   // L anew: updates have left their errors in it.
