@@ -21,6 +21,12 @@ def graph(kind, seed=0, batch=4):
         fg.add(fm.Or([~u[0, :2], u[1]]))
     elif kind == "pairs":
         fg.add(fm.Pair(u[:-1], u[1:], rng.normal(size=(3, 5))))
+    elif kind == "sequence":
+        fg.add(fm.Sequence(u, rng.normal(size=(5, 5))))
+        fg.add(fm.AtMostOne(u[:, 1:], axis=0))
+    elif kind == "tree":
+        fg.add(fm.DepTree(u[:, :4]))
+        fg.add(fm.Budget([u[1, 0], u[2, 0], u[0, 4], ~u[1, 4]], 1))
     else:
         fg.add(fm.Matching(u))
         fg.add(fm.Knapsack(u[0], rng.random(5), 0.5))
@@ -38,7 +44,7 @@ def engine(request):
     return CudaEngine(lambda device: EmulatedMachine(), lambda number: "")
 
 
-KINDS = ["rows", "masked", "pairs", "structured"]
+KINDS = ["rows", "masked", "pairs", "structured", "sequence", "tree"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -43,7 +43,10 @@ def unsupported(inputs: Inputs, options: Options) -> str:
         return "structures are listed on the CPU"
     from factormax._engines.cuda.launcher import plan_of
 
-    return plan_of(inputs.model).unsupported
+    plan = plan_of(inputs.model)
+    if not plan.unsupported and plan.hubs and options.max_inner_iter < Options.max_inner_iter:
+        return "max_inner_iter is for the CPU"
+    return plan.unsupported
 
 
 class CudaEngine:
