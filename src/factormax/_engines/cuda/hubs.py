@@ -53,6 +53,11 @@ class HubMemory:
     saved: int
 
     @property
+    def chunks(self) -> int:
+        """Of 32 numbers, that a vector over structures has: one for the candidate, and two more."""
+        return -(-(int(self.table[:, 6].max()) + 3) // 32)
+
+    @property
     def work_stride(self) -> int:
         """Bytes per instance that are not in shared memory."""
         return self.bytes * (not self.shared) + self.more * (not self.more_shared)

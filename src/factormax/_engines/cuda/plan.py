@@ -499,12 +499,13 @@ class _Sizes:
         ]
 
 
-def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, bool]:
+def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, int]:
     kinds = hubs.kinds if hubs else set()
     return {
         "kHubs": hubs is not None,
         "kHubsShared": memory is not None and memory.shared,
         "kHubMoreShared": memory is not None and memory.more_shared,
+        "kStructureChunks": memory.chunks if memory else 0,
         "kSequences": OracleKind.sequence in kinds,
         "kSequenceBudgets": OracleKind.sequence_budget in kinds,
         "kTables": OracleKind.table in kinds,

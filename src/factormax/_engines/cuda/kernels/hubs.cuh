@@ -55,7 +55,7 @@ class Hubs<V, true> {
 
   // The marginals at the reduced scores that were taken, also in mu. Returns what the member has of
   // the value of the dual.
-  FM_DEVICE T evaluate(T* mu) {
+  FM_FUNCTION T evaluate(T* mu) {
     T value = 0;
     each_set([&](StructureSet<V>& set) {
       if (!failed_ && set.solve() != Found::kSolved) failed_ = true;
@@ -151,7 +151,7 @@ class Hubs<V, true> {
   }
 
   // v = J y on the variables of hubs, y in `rest`.
-  FM_DEVICE void apply(T* v) const {
+  FM_FUNCTION void apply(T* v) const {
     each_set([&](StructureSet<V>& set) {
       set.gather(graph_.hub_rest() + set.hub().first, set.work());
       set.project(set.work());
@@ -161,7 +161,7 @@ class Hubs<V, true> {
 
   // Of the matrix of the active rows, lower triangle: A J A^T = B^T B, docs/math.md (52), with
   // B = (I - ee^T) L^-1 M^T A^T and e = L^-1 1 normalised.
-  FM_DEVICE void add_to_matrix(Rows scale, int count, T* matrix) const {
+  FM_FUNCTION void add_to_matrix(Rows scale, int count, T* matrix) const {
     const int* active = graph_.active();
     each_set([&](StructureSet<V>& set) {
       if (set.is_vertex()) return;
@@ -212,7 +212,7 @@ class Hubs<V, true> {
   }
 
   // v and the scores become M Q c and N Q c, c = M^T rest + N^T scores, docs/math.md (54).
-  FM_DEVICE void pull_back(T* v) const {
+  FM_FUNCTION void pull_back(T* v) const {
     each_set([&](StructureSet<V>& set) {
       T* scores = graph_.hub_scores() + set.hub().score;
       set.gather(graph_.hub_rest() + set.hub().first, set.work());

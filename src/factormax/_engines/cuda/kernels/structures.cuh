@@ -97,7 +97,7 @@ class StructureSet {
   }
 
   // SparseMAP at x, from the structures at hand; v is then the marginals.
-  FM_DEVICE Found solve() {
+  FM_FUNCTION Found solve() {
     if (count == 0) {
       if (!ask(x_)) return leave(Found::kNone);
       shift_ = candidate_scores(x_, x_).at[0];
@@ -157,7 +157,7 @@ class StructureSet {
   // Adds structures, with probability 0, until those at hand span the optimal face, where variables
   // that are 0 or 1 stay so: the derivative needs that, the solution does not. After `solve` at the
   // same x; error: of x. docs/math.md (53).
-  FM_DEVICE Found complete(T error) {
+  FM_FUNCTION Found complete(T error) {
     const T size = 1 + magnitude(shift_), least_p = most(2 * error, kGap * size);
     prune(least_p);
     if (count <= 1) return leave(Found::kSolved);
@@ -221,7 +221,7 @@ class StructureSet {
 
   // The score of the best structure with these scores, of the edges' only whether they are
   // forbidden; -inf if there is none.
-  FM_DEVICE T best_score(const T* scores) {
+  FM_FUNCTION T best_score(const T* scores) {
     if (!ask(scores, true)) return -infinity<T>();
     T sum = 0;
 #pragma unroll 1
@@ -243,7 +243,7 @@ class StructureSet {
   }
 
   // out_k = sum_i c_i n_ik, of all scores of the factor; c: p, or work
-  FM_DEVICE void scatter_features(bool of_p, T* out) const {
+  FM_FUNCTION void scatter_features(bool of_p, T* out) const {
     const T* c = of_p ? p_ : work_;
 #pragma unroll 1
     for (int k = team_.rank; k < hub_.scores; k += V::kTeam) out[k] = 0;
@@ -270,7 +270,7 @@ class StructureSet {
   }
 
   // c_i = v . m_i
-  FM_DEVICE void gather(const T* v, T* c) const {
+  FM_FUNCTION void gather(const T* v, T* c) const {
 #pragma unroll 1
     for (int i = team_.rank; i < count; i += V::kTeam) c[i] = sum_on(i, v);
     team_.sync();
@@ -394,7 +394,7 @@ class StructureSet {
   }
 
   // A warp holds a vector in registers: member k has entries k, k + 32, ...
-  static constexpr int kChunks = 256 / kWorkers + 1;
+  static constexpr int kChunks = V::kStructureChunks * 32 / kWorkers;
 
   // b <- L^-1 b for the first `rows` rows
   FM_FUNCTION void forward_substitute(T* b, int rows) const {
