@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from factormax import _engines
@@ -23,7 +24,8 @@ class _Cuda(CpuEngine):
     def solve(self, inputs: Inputs, options: Options, warm: Any) -> RawSolution:
         there = inputs.replace(device="cuda:0")
         if self._cuda.supports(there, options)[0]:
-            return self._cuda.solve(there, options, warm)
+            # Where failures are ignored nobody waits, and the CPU does not finish what is left.
+            return self._cuda.solve(there, replace(options, on_failure="warn"), warm)
         return super().solve(inputs, options, warm)
 
 
