@@ -79,7 +79,7 @@ class Task:
             mask = layout.flat_mask(NumpySpace, masks)
         self.inputs = inputs = Inputs(
             form.model,
-            np.ascontiguousarray(layout.flat_scores(NumpySpace, scores, dtype)),
+            layout.flat_scores(NumpySpace, scores, dtype),
             eta_v,
             graph._params(),
             mask,
@@ -209,11 +209,11 @@ class Task:
         self,
         grads: list[npt.NDArray[Any] | None],
         factor_grads: list[npt.NDArray[Any] | None],
-        objective: npt.NDArray[Any] | None,
+        objective: npt.NDArray[Any] | None = None,
     ) -> Gradients:
         """From gradients of what `values` and `factor_values` gave to those of scores."""
         dtype = self.inputs.eta_u.dtype
-        grad_mu = self.layout.flat_scores(NumpySpace, grads, dtype)
+        grad_mu: Any = self.layout.flat_scores(NumpySpace, grads, dtype)
         grad_mu_v = None
         if factor_grads and any([g is not None for g in factor_grads]):
             grad_mu_v = self.layout.flat_factor_grads(NumpySpace, factor_grads, dtype)

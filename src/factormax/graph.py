@@ -28,7 +28,7 @@ from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
-from factormax.scope import View
+from factormax.scope import View, remembered_whole
 from factormax.solution import Solution
 from factormax.temperature import checked_temperature
 from factormax.variable import Variable
@@ -198,7 +198,8 @@ class FactorGraph:
     def _append(self, name: str, shape: tuple[int, ...], scores: Any, mask: Any) -> Variable:
         start = self._num_variables
         size = math.prod(shape)
-        variable = Variable(self, len(self._tensors), View.whole(start, shape))
+        whole = View.whole if is_tracing() else remembered_whole
+        variable = Variable(self, len(self._tensors), whole(start, shape))
         self._tensors.append(VariableTensor(name, start, size, shape, scores, mask, variable))
         self._num_variables = start + size
         self._formed = None

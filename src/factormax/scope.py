@@ -202,6 +202,10 @@ class Scope(NamedTuple):
 remembered_scope = lru_cache(maxsize=1024)(Scope.along)
 
 
+#: `View.whole`, likewise.
+remembered_whole = lru_cache(maxsize=1024)(View.whole)
+
+
 def _slice(key: slice, size: int) -> tuple[int, int, int] | None:
     """Where a slice of `size` places begins, how many it has, and its step; None if it is none.
 

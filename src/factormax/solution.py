@@ -53,11 +53,10 @@ class Solution:
     solution can be pickled and serve as a warm start afterwards; its gradients stay behind.
 
     Attributes:
-        objective: `(*batch,)`, $\eta \cdot \mu$ + the factor-score part − ½‖μ‖², with all scores
-            divided by the temperature, if there is one; differentiable.
+        optimum: the objective, or a function that finds it.
     """
 
-    objective: Array
+    optimum: Array | Callable[[], Array]
     raw: Any  # a `RawSolution`, which lives as long as this, or `Details`
     batch_shape: tuple[int, ...]
     query: Literal["solve", "solve_map", "decode"] = "solve"
@@ -71,11 +70,22 @@ class Solution:
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: all but the way back to the scores, which hangs on the graph."""
         state = dict(self.__dict__)
-        if is_tensor(self.objective):
-            state["objective"] = self.objective.detach()  # type: ignore[union-attr]
+        objective: Any = self.objective
+        state["optimum"] = objective.detach() if is_tensor(objective) else objective
         if self.differentiate is not None:
             state["differentiate"] = _forgotten
         return state
+
+    @property
+    def objective(self) -> Array:
+        r"""The optimal value, `(*batch,)`, differentiable.
+
+        It is $\eta \cdot \mu$ + the factor-score part − ½‖μ‖² (without the last term for LP-MAP),
+        with all scores divided by the temperature, if there is one.
+        """
+        if callable(self.optimum):  # not before it is asked for: a small solve would wait for it
+            self.optimum = self.optimum()
+        return self.optimum
 
     @property
     def multipliers(self) -> Array:

@@ -47,7 +47,7 @@ class CpuEngine:
     def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
         """The answers of a batch."""
         if not inputs.oracles:
-            return _solve(inputs, options, warm, None)
+            return _solve(inputs, options, warm)
         if inputs.batch > 1 and any([hasattr(o, "map_batch") for o in inputs.oracles]):
             return _solve_together(inputs, options, warm)
         return _solve(inputs, options, warm, _callbacks(inputs))
@@ -62,13 +62,15 @@ class CpuEngine:
     ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
         """The gradients of the scores."""
         dtype = inputs.eta_u.dtype
-        given_u = None if grad_mu is None else np.ascontiguousarray(grad_mu, dtype)
-        given_v = None if grad_mu_v is None else np.ascontiguousarray(grad_mu_v, dtype)
-        return _core.vjp(inputs.core, raw, given_u, given_v, grad_prob)
+        if grad_mu is not None:
+            grad_mu = np.ascontiguousarray(grad_mu, dtype)
+        if grad_mu_v is not None:
+            grad_mu_v = np.ascontiguousarray(grad_mu_v, dtype)
+        return _core.vjp(inputs.core, raw, grad_mu, grad_mu_v, grad_prob)
 
 
 def _solve(
-    inputs: Inputs, options: Options, warm: FloatArray | None, oracles: list[Any] | None
+    inputs: Inputs, options: Options, warm: FloatArray | None, oracles: list[Any] | None = None
 ) -> RawSolution:
     if options.linear and inputs.eta_u.dtype == np.float32:
         # What the multipliers resolve in float32 is not enough to close the gap to the bound.
@@ -77,10 +79,10 @@ def _solve(
         return RawSolution.like(wide, inputs.batch, np.float32).fill([wide])
     core = inputs.core
     raw = RawSolution(core)
-    seconds = math.inf
-    if options.deadline is not None:
-        seconds = max(options.deadline - time.monotonic(), 0.0)
-    settings = _settings(options, BY_ROWS, seconds)
+    if options.deadline is None:
+        settings = _settings(options, BY_ROWS)
+    else:
+        settings = _settings(options, BY_ROWS, max(options.deadline - time.monotonic(), 0.0))
     place, fault = _core.solve(core, settings, warm, oracles, raw)
     if fault:
         raise GraphError(f"{inputs.oracles[place].name}: {_FAULTS[CallbackFault(fault)]}")
@@ -90,7 +92,7 @@ def _solve(
 
 
 @lru_cache(maxsize=64)
-def _settings(options: Options, by_rows: ByRows, seconds: float) -> Settings:
+def _settings(options: Options, by_rows: ByRows, seconds: float = math.inf) -> Settings:
     limited = options.max_inner_iter < Options.max_inner_iter  # asks for the oracle
     if limited or by_rows == ByRows.never:
         by_rows = ByRows.never

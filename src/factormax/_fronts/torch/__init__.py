@@ -20,13 +20,20 @@ from torch import Tensor
 
 from factormax._core import Model, OracleKind
 from factormax._engines import ENGINES
-from factormax._fronts.torch.arrays import Kind, device_numbers, kind_of, numbers_of
+from factormax._fronts.torch.arrays import (
+    Kind,
+    device_numbers,
+    kind_of,
+    numbers_of,
+    plain_numbers_of,
+)
+from factormax._fronts.torch.optimum import Optimum
 from factormax._fronts.torch.traced import refuse_second_derivative, solve_traced
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
-from factormax.arrays import is_tracing, to_numpy
+from factormax.arrays import is_tracing, may_be_traced, to_numpy
 from factormax.conflict import conflicts_of
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
@@ -35,7 +42,7 @@ from factormax.structures import Support
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["list_structures", "loss", "solve", "solve_eager"]
+__all__ = ["find_optimum", "list_structures", "loss", "solve", "solve_eager"]
 
 _NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
@@ -52,7 +59,7 @@ class EagerSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
-        """The values of variables and factors, and the objective; the solve is then the plan's."""
+        """The values of variables and factors; the solve is then the plan's."""
         plan.task = task = plan.start(scores, stays=True)
         if task.inputs.oracles:
             with plan.grad_mode():
@@ -60,8 +67,8 @@ class EagerSolve(torch.autograd.Function):
         else:
             task.run(plan.options, plan.warm)
         outputs = plan.outputs_of(task)
-        outputs.append(plan.outputs[0].tensor(task.objective()))
-        ctx.save_for_backward(*outputs)  # to hear if the values are changed in place
+        if plan.options.surrogate is not None:  # it looks at the values, which are the task's own
+            ctx.save_for_backward(*outputs)
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         return tuple(outputs)
@@ -69,12 +76,17 @@ class EagerSolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
-        _ = ctx.saved_tensors
         plan = ctx.plan
-        given = [None if g is None else plan.numbers(g) for g in grads]
-        objective, first = given.pop(), plan.num_tensors
-        found = plan.pick(plan.task.pull_back(given[:first], given[first:], objective))
+        if plan.options.surrogate is not None:
+            _ = ctx.saved_tensors  # raises if they were changed in place
+        numbers, first = plan.numbers, plan.num_tensors
+        given = [g if g is None else numbers(g) for g in grads]
+        found = plan.task.pull_back(given[:first], given[first:])
         return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
+
+
+#: `EagerSolve.apply`, without what it does only for the transforms of `torch.func`.
+_apply_solve: Any = super(torch.autograd.Function, EagerSolve).apply
 
 
 class EagerProbs(torch.autograd.Function):
@@ -86,14 +98,14 @@ class EagerProbs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.plan, task = plan, plan.task
         found = [task.found(i)[1] for i in range(len(task.form.places))]
-        return tuple([plan.outputs[0].tensor(p) for p in found])
+        return tuple([plan.pattern.outputs[0].tensor(p) for p in found])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan = ctx.plan
         given = [None if g is None else numbers_of(g, torch.float64) for g in grads]
-        found = plan.pick(plan.task.pull_back_probs(given))
+        found = plan.task.pull_back_probs(given)
         return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
 
 
@@ -108,7 +120,7 @@ class EagerLoss(torch.autograd.Function):
             values, grad_u, grad_v = evaluate(task.inputs, target, plan.options, task.ask)
         task.forget_oracles()
         ctx.plan, ctx.grads = plan, (grad_u, grad_v)
-        return plan.outputs[0].tensor(values.reshape(task.batch_shape))
+        return plan.pattern.outputs[0].tensor(values.reshape(task.batch_shape))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -117,22 +129,26 @@ class EagerLoss(torch.autograd.Function):
         weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
-        found = plan.pick(task.to_scores(*flat))
+        found = task.to_scores(*flat)
         return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
 
 
 def _gradients(
-    plan: EagerPlan, found: list[Any], wanted: Sequence[bool], grads: Sequence[Any]
+    plan: EagerPlan, grads: Gradients, wanted: Sequence[bool], incoming: Sequence[Any]
 ) -> list[Any]:
     """The gradients of the scores as their tensors are."""
-    out: list[Any] = [
-        kind.tensor(g) if want else None
-        for g, kind, want in zip(found, plan.kinds, wanted, strict=True)
-    ]
+    found: list[Any] = grads.variables + grads.factors
+    places = plan.pattern.places
+    if len(places) < len(found):
+        found = [found[i] for i in places]
+    if grads.temperature is not None:
+        found.append(grads.temperature)
+    make = plan.gradients
+    out: list[Any] = [make[i](found[i]) if want else None for i, want in enumerate(wanted)]
     if torch.is_grad_enabled():  # create_graph=True
-        incoming = [g for g in grads if g is not None and g.requires_grad]
+        given = [g for g in incoming if g is not None and g.requires_grad]
         apply: Any = LastDerivative.apply
-        out = [None if g is None else apply(g, *incoming) for g in out]
+        out = [None if g is None else apply(g, *given) for g in out]
     return out
 
 
@@ -150,6 +166,36 @@ class LastDerivative(torch.autograd.Function):
         return refuse_second_derivative(ctx)
 
 
+class Pattern:
+    """Which of the scores of a graph are tensors, and of which kinds."""
+
+    def __init__(self, *given: Kind | None) -> None:
+        kinds = [kind for kind in given if kind is not None]
+        wide = any([kind.dtype == torch.float64 for kind in kinds])
+        self.places = [i for i, kind in enumerate(given) if kind is not None]
+        self.kinds = kinds  # of the tensors
+        self.outputs = [kind or kinds[0] for kind in given]  # of the values
+        self.dtype = torch.float64 if wide else torch.float32  # of the computation
+        self.numpy_dtype: Any = np.float64 if wide else np.float32
+        self.is_cpu = kinds[0].is_cpu
+        self.device = "cpu" if self.is_cpu else str(kinds[0].device)
+        plain = all([k.is_cpu and k.same and k.dtype == self.dtype for k in kinds])
+        #: The numbers of a tensor as they are computed with, on the CPU.
+        self.numbers: Callable[[Tensor], Any] = (
+            plain_numbers_of if plain else partial(numbers_of, dtype=self.dtype)
+        )
+        #: From what was computed to the values, and to the gradients of the tensors.
+        self.values: list[Callable[[Any], Tensor]] = [
+            kind.plain_tensor if plain else kind.tensor for kind in self.outputs
+        ]
+        self.gradients: list[Callable[[Any], Tensor]] = [
+            kind.plain_tensor if plain else kind.tensor for kind in kinds
+        ]
+
+
+_pattern_of = lru_cache(maxsize=256)(Pattern)
+
+
 class EagerPlan:
     """What an eager solve is told besides the tensors that may need gradients.
 
@@ -157,6 +203,8 @@ class EagerPlan:
     """
 
     task: Task  # the solve, once there is one
+    warm: Any = None
+    constants: Sequence[tuple[int, Any]] = ()  # scores that are no tensors, and their places
 
     def __init__(
         self,
@@ -171,30 +219,19 @@ class EagerPlan:
         self.grad_enabled = torch.is_grad_enabled()
         given = [t.scores for t in graph._tensors]
         self.num_tensors = len(given)
-        if graph._score_parts():
+        if graph._parts is None or graph._parts:
             given += [p.given for p in graph._score_parts()]
-        self.inputs: list[Tensor] = []
-        self.places: list[int] = []  # of the inputs among all scores
-        self.kinds: list[Kind] = []  # of the inputs
-        self.dtype = torch.float32  # of the computation
-        for i, scores in enumerate(given):
-            if isinstance(scores, Tensor):
-                kind = kind_of(scores)
-                self.inputs.append(scores)
-                self.places.append(i)
-                self.kinds.append(kind)
-                if kind.dtype == torch.float64:
-                    self.dtype = torch.float64
+        kinds = [kind_of(s) if isinstance(s, Tensor) else None for s in given]
+        self.pattern = pattern = _pattern_of(*kinds)
+        self.gradients = pattern.gradients  # of the inputs
         #: The numbers of a tensor, where and as they are computed with.
-        self.numbers: Callable[[Tensor], Any] = partial(numbers_of, dtype=self.dtype)
-        self.outputs = self.kinds  # of the values of variables and factors
-        if len(self.inputs) < len(given):
-            own = dict(zip(self.places, self.kinds, strict=True))
-            self.outputs = [own.get(i, self.kinds[0]) for i in range(len(given))]
+        self.numbers = pattern.numbers
+        self.inputs = given
+        if len(pattern.places) < len(given):
+            self.inputs = [given[i] for i in pattern.places]
         if isinstance(temperature, Tensor):
             self.inputs.append(temperature)
-            self.kinds = [*self.kinds, kind_of(temperature)]
-        self.warm = None
+            self.gradients = [*self.gradients, kind_of(temperature).tensor]
         if warm_start is not None:
             form = graph._form()
             batch, dual = form.layout.batch, form.model.num_dual
@@ -206,17 +243,10 @@ class EagerPlan:
 
     def outputs_of(self, task: Task) -> list[Tensor]:
         """The values of variables and factors."""
-        given = task.values()
-        if len(self.outputs) > len(given):
+        given, make = task.values(), self.pattern.values
+        if len(make) > len(given):
             given += task.factor_values()
-        return [kind.tensor(v) for v, kind in zip(given, self.outputs, strict=True)]
-
-    def pick(self, grads: Gradients) -> list[Any]:
-        """Of all gradients, those of `inputs`."""
-        found: list[Any] = grads.variables + grads.factors
-        if len(self.places) < len(found):
-            found = [found[i] for i in self.places]
-        return [*found, grads.temperature] if len(self.kinds) > len(found) else found
+        return [make[i](value) for i, value in enumerate(given)]
 
     def start(self, scores: Sequence[Tensor], stays: bool = False) -> Task:
         """The solve of these scores, which are `inputs` without their history.
@@ -225,35 +255,47 @@ class EagerPlan:
         """
         graph, self.graph, self.inputs = self.graph, None, []
         assert graph is not None
-        first = self.kinds[0]
-        make: Any = self._on_device(graph) if stays and not first.is_cpu else Task
-        temperature, self.temperature = self.temperature, None
+        pattern, temperature = self.pattern, self.temperature
+        make: Any = Task
+        if stays and not pattern.is_cpu:
+            make = self._on_device(graph)
         if isinstance(temperature, Tensor):
             *scores, temperature = scores
+            self.temperature = None
             if make is Task:
                 temperature = numbers_of(temperature, torch.float64)
-        dtype: Any = np.float64 if self.dtype == torch.float64 else np.float32
-        arrays: list[Any] = [None] * len(self.outputs)
-        for i, tensor in zip(self.places, scores, strict=True):
-            arrays[i] = self.numbers(tensor)
-        own = arrays[self.num_tensors :]
-        if len(scores) < len(arrays):
-            for i, part in enumerate(graph._score_parts()):
-                if own[i] is None:
-                    own[i] = np.asarray(part.given, dtype)
-        device = "cpu" if first.is_cpu else str(first.device)
-        task: Task = make(graph, arrays[: self.num_tensors], own, dtype, temperature, device)
+        arrays: list[Any] = [self.numbers(tensor) for tensor in scores]
+        if len(arrays) < len(pattern.outputs):
+            arrays = self._with_constants(graph, arrays)
+        first = self.num_tensors
+        own = arrays[first:]
+        task: Task = make(
+            graph, arrays[:first], own, pattern.numpy_dtype, temperature, pattern.device
+        )
         return task
+
+    def _with_constants(self, graph: FactorGraph, arrays: list[Any]) -> list[Any]:
+        """The numbers of all scores, those that are no tensors among them."""
+        dtype = self.pattern.numpy_dtype
+        given: list[Any] = [None] * self.num_tensors
+        given += [
+            None if isinstance(p.given, Tensor) else np.asarray(p.given, dtype)
+            for p in graph._score_parts()
+        ]
+        self.constants = [(i, array) for i, array in enumerate(given) if array is not None]
+        for i, array in zip(self.pattern.places, arrays, strict=True):
+            given[i] = array
+        return given
 
     def _on_device(self, graph: FactorGraph) -> Any:
         """What makes the task, on the device of the scores if there is an engine."""
-        device, model = self.kinds[0].device, graph._form().model
+        device, model = self.pattern.kinds[0].device, graph._form().model
         engine = _engine_of(model, self.options, device, bool(graph._own_oracles()))
         if engine is None:
             return Task
         from factormax._fronts.torch.device import DeviceTask
 
-        self.numbers = partial(device_numbers, device, self.dtype)
+        self.numbers = partial(device_numbers, device, self.pattern.dtype)
         return partial(DeviceTask, engine)
 
 
@@ -293,16 +335,43 @@ def solve_eager(
 ) -> Solution:
     """The same in eager mode."""
     plan = EagerPlan(graph, options, warm_start, temperature)
-    apply: Any = EagerSolve.apply
     inputs = plan.inputs
-    *outputs, objective = apply(plan, *inputs)
-    task, raw = plan.task, plan.task.raw
+    outputs = _apply_solve(plan, *inputs)
+    task = plan.task
+    raw = task.raw
     _set_answer(graph, outputs, plan, inputs)
-    solution = Solution(objective, raw, task.batch_shape, options.query, torch.from_numpy)
+    find: Any = find_optimum
+    if may_be_traced():  # whoever asks for it later may be
+        from factormax._fronts.torch import untraced
+
+        find = untraced.find_optimum
+    optimum = partial(find, plan, inputs, outputs)
+    solution = Solution(optimum, raw, task.batch_shape, options.query, torch.from_numpy)
     if not raw.all_converged:
         solution.conflicts = conflicts_of(graph._factors, task.host_inputs, raw)
         report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
+
+
+def find_optimum(plan: EagerPlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+    """The objective, when it is first asked for."""
+    scores, temperature = list(inputs), plan.temperature
+    places = plan.pattern.places
+    if len(scores) > len(places):
+        temperature = scores.pop()
+    elif temperature is not None:
+        temperature = torch.as_tensor(temperature)
+    scores += [torch.as_tensor(array) for _, array in plan.constants]
+    values = [outputs[i] for i in [*places, *[i for i, _ in plan.constants]]]
+    if any([v._version for v in values]):
+        raise RuntimeError(
+            "factormax: a value of this solve was modified by an inplace operation before its "
+            "objective was asked for. Ask for it first, or change a copy: u.value.clone()."
+        )
+    apply: Any = Optimum.apply
+    with plan.grad_mode():
+        found = plan.pattern.outputs[0].tensor(plan.task.objective())
+        return apply(found, temperature, *scores, *values)  # type: ignore[no-any-return]
 
 
 def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any = None) -> Tensor:
@@ -329,18 +398,20 @@ def list_structures(graph: FactorGraph) -> None:
 
 def _set_answer(
     graph: FactorGraph,
-    outputs: list[Tensor],
+    outputs: Sequence[Tensor],
     plan: EagerPlan,
     inputs: Sequence[Tensor],
 ) -> None:
     """Keeps the values of variables and of factors, and how to get at the structures."""
-    parts, structured = graph._score_parts(), graph._structured
-    first = len(graph._tensors)
+    structured, first = graph._structured, plan.num_tensors
     answers: list[Any] = []
     if structured:
         find = Listing(plan, inputs)
-        answers = plan.task.answers(structured, find, plan.outputs[0].wrap)
-    graph._set_answer(outputs[:first], list(zip(parts, outputs[first:], strict=True)), answers)
+        answers = plan.task.answers(structured, find, plan.pattern.outputs[0].wrap)
+    owned: list[Any] = []
+    if len(outputs) > first:
+        owned = list(zip(graph._score_parts(), outputs[first:], strict=True))
+    graph._set_answer(list(outputs[:first]), owned, answers)
 
 
 class Listing:

@@ -19,6 +19,7 @@ __all__ = [
     "kind_of",
     "match",
     "numbers_of",
+    "plain_numbers_of",
     "to_cpu",
 ]
 
@@ -81,6 +82,11 @@ def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:
     return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
+def plain_numbers_of(tensor: Tensor) -> Any:
+    """The same of a tensor that is on the CPU and has the dtype."""
+    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
+
+
 def device_numbers(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """The same on a device."""
     return tensor.detach().to(device, dtype)
@@ -97,6 +103,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     is_cpu: bool
+    same: bool = True  # whether it is the dtype of the scores, which may be whole numbers
 
     def tensor(self, array: Any) -> Tensor:
         """An array or a tensor of real numbers as a tensor of this kind."""
@@ -104,6 +111,11 @@ class Kind(NamedTuple):
         if found.dtype == self.dtype and found.device == self.device:
             return found
         return found.to(self.device, self.dtype)
+
+    def plain_tensor(self, array: Any) -> Tensor:
+        """The same of an array, on the CPU."""
+        found = torch.from_numpy(array)
+        return found if found.dtype == self.dtype else found.to(self.dtype)
 
     def wrap(self, array: Any) -> Tensor:
         """Any array as a tensor on the device; real numbers in the dtype."""
@@ -113,8 +125,9 @@ class Kind(NamedTuple):
 
 def kind_of(scores: Tensor) -> Kind:
     """That of the marginals of these scores."""
-    dtype = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
-    return _remembered_kind(scores.device, dtype, scores.is_cpu)
+    same = scores.is_floating_point()
+    dtype = scores.dtype if same else torch.get_default_dtype()
+    return _remembered_kind(scores.device, dtype, scores.is_cpu, same)
 
 
 _remembered_kind = lru_cache(maxsize=64)(Kind)

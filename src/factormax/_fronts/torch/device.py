@@ -141,7 +141,9 @@ class DeviceTask(Task):
 
     # ---- the way back ----------------------------------------------------------------------------
 
-    def pull_back(self, grads: list[Any], factor_grads: list[Any], objective: Any) -> Gradients:
+    def pull_back(
+        self, grads: list[Any], factor_grads: list[Any], objective: Any = None
+    ) -> Gradients:
         """From gradients of what `values` and `factor_values` gave to those of scores."""
         found: DeviceSolution = self.raw
         real = self.inputs.eta_u.dtype

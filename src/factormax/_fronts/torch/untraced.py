@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from factormax._fronts.torch import find_optimum as find_eagerly
 from factormax._fronts.torch import solve_eager
 from factormax.graph import FactorGraph
 
-__all__ = ["listed", "loss", "solve", "solve_map", "solve_own"]
+__all__ = ["find_optimum", "listed", "loss", "solve", "solve_map", "solve_own"]
 
 
 def _hidden(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -29,6 +30,7 @@ solve_map = _hidden(
 solve_own = _hidden(
     solve_eager, "a factor of your own, with an oracle in Python, can't be compiled."
 )
+find_optimum = _hidden(find_eagerly, "the objective of a solve outside of the compiled graph.")
 loss = _hidden(FactorGraph._loss, "loss can't be compiled.")
 
 
