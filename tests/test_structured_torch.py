@@ -340,7 +340,7 @@ def op_graph(kind):
 
 @pytest.mark.parametrize("kind", ["tree", "sequence", "linked", "float32"])
 def test_opcheck(kind):
-    torch.library.opcheck(torch.ops.factormax.solve, op_args_of(op_graph(kind)))
+    torch.library.opcheck(torch.ops.factormax.solve_tracked, op_args_of(op_graph(kind)))
 
 
 class TreeLayer(torch.nn.Module):

@@ -336,7 +336,7 @@ def test_complex_is_refused():
 
 @pytest.fixture(params=["scores", "pairs", "batch", "float32"])
 def op_args(request):
-    """Arguments of `torch.ops.factormax.solve`."""
+    """Arguments of `torch.ops.factormax.solve_tracked`."""
     dtype = torch.float32 if request.param == "float32" else torch.float64
     fg = fm.FactorGraph(batch_dims=int(request.param == "batch"))
     shape = (2, 3, 4) if request.param == "batch" else (3, 4)
@@ -349,7 +349,7 @@ def op_args(request):
 
 
 def test_opcheck(op_args):
-    torch.library.opcheck(torch.ops.factormax.solve, op_args)
+    torch.library.opcheck(torch.ops.factormax.solve_tracked, op_args)
 
 
 class Layer(torch.nn.Module):

@@ -1,7 +1,9 @@
 """The torch operators: what `torch.compile` puts into a graph in place of a solve.
 
-They work on flat CPU tensors in float32 or float64, and have fake implementations and autograd.
-What is not a tensor travels as a text and whole numbers: see `factormax._fronts.torch.written`.
+They work on flat CPU tensors in float32 or float64. `factormax::solve` and `factormax::solve_vjp` do
+the work, and know nothing of autograd; `factormax::solve_tracked`, which is what Dynamo sees, makes
+a solve that can be differentiated of them, and leaves no trace in the graphs that are run. What is
+not a tensor travels as a text and whole numbers: see `factormax._fronts.torch.written`.
 """
 
 from __future__ import annotations
@@ -51,12 +53,13 @@ __all__ = ["refuse_second_derivative", "solve_traced"]
 _GRAPH = "Tensor[] literals, Tensor[] params, float[] numbers, SymInt[] sizes, str text"
 _torch_library: Any = torch.library
 _LIBRARY = _torch_library.Library("factormax", "DEF")
-# `torch.library.custom_op` would write the same, and takes several times as long at every call.
-_LIBRARY.define(
-    f"solve(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
-    f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)",
-    tags=torch.Tag.pt2_compliant_tag,
+_SOLVE = (
+    f"(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
+    f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)"
 )
+# `torch.library.custom_op` would write the same, and takes several times as long at every call.
+_LIBRARY.define(f"solve{_SOLVE}", tags=torch.Tag.pt2_compliant_tag)
+_LIBRARY.define(f"solve_tracked{_SOLVE}", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(
     f"solve_vjp(Tensor? grad_mu, Tensor? grad_mu_v, Tensor? grad_objective, Tensor eta_u, "
     f"Tensor eta_v, Tensor? mask, Tensor sides, Tensor? tau, Tensor? mu, Tensor? mu_v, {_GRAPH}) "
@@ -174,41 +177,37 @@ def _vjp_fake(
     )
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    eta_u, eta_v, mask, _, literals, params, numbers, sizes, text = inputs
-    mu, mu_v, _, tau, sides, _ = output
-    ctx.save_for_backward(eta_u, eta_v, mask, sides, tau, mu, mu_v, *literals, *params)
-    ctx.set_materialize_grads(False)
-    ctx.rest = (len(literals), numbers, sizes, text)
+class TracedSolve(torch.autograd.Function):
+    """The operators as one function that can be differentiated, once."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        """What `factormax::solve` returns."""
+        output = torch.ops.factormax.solve(*inputs)
+        eta_u, eta_v, mask, _, literals, params, numbers, sizes, text = inputs
+        mu, mu_v, _, tau, sides, report = output
+        # mu, mu_v: if there is a gradient of the objective; tau: if there are structures.
+        kept = [tau] if is_structured(text) else []
+        ctx.save_for_backward(eta_u, eta_v, mask, sides, mu, mu_v, *literals, *params, *kept)
+        ctx.mark_non_differentiable(tau, sides, report)
+        ctx.set_materialize_grads(False)
+        ctx.rest = (len(literals), len(params), numbers, sizes, text)
+        return output
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    lists, numbers, sizes, text = ctx.rest
-    eta_u, eta_v, mask, sides, tau, mu, mu_v, *arrays = ctx.saved_tensors
-    literals, params = arrays[:lists], arrays[lists:]
-    if not is_structured(text):
-        tau = None
-    if grads[2] is None:
-        mu = mu_v = None
-    grad_u, grad_v = torch.ops.factormax.solve_vjp(
-        *grads[:3],
-        eta_u,
-        eta_v,
-        mask,
-        sides,
-        tau,
-        mu,
-        mu_v,
-        literals,
-        params,
-        numbers,
-        sizes,
-        text,
-    )
-    # One for each tensor of a list; torch takes an empty list of numbers for one of tensors.
-    nothing: list[Any] = [[None] * len(literals), [None] * len(params)]
-    nothing += [None if given else [] for given in (numbers, sizes)]
-    return (grad_u, grad_v, None, None, *nothing, None)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The gradients of both kinds of scores."""
+        lists, arrays, *rest = ctx.rest
+        eta_u, eta_v, mask, sides, mu, mu_v, *kept = ctx.saved_tensors
+        literals, params = kept[:lists], kept[lists : lists + arrays]
+        tau = kept[-1] if len(kept) > lists + arrays else None
+        if grads[2] is None:
+            mu = mu_v = None
+        numbers = (eta_u, eta_v, mask, sides, tau, mu, mu_v)
+        grad_u, grad_v = torch.ops.factormax.solve_vjp(
+            *grads[:3], *numbers, literals, params, *rest
+        )
+        return (grad_u, grad_v, *[None] * 7)
 
 
 def refuse_second_derivative(ctx: Any, *grads: Tensor) -> NoReturn:
@@ -236,18 +235,16 @@ class _Hidden:
         return self.hidden(*args)
 
 
-def _register(
-    name: str, run: Callable[..., Any], fake: Callable[..., Any], backward: Any, setup: Any = None
-) -> None:
-    _LIBRARY.impl(name, _Hidden(run), "CPU")
-    torch.library.register_fake(f"factormax::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(
-        f"factormax::{name}", backward, setup_context=setup, lib=_LIBRARY
-    )
-
-
-_register("solve", _solve, _solve_fake, _backward, _keep_for_backward)
-_register("solve_vjp", _vjp, _vjp_fake, refuse_second_derivative)
+_LIBRARY.impl("solve", _Hidden(_solve), "CPU")
+_LIBRARY.impl("solve_tracked", _Hidden(_solve), "CPU")
+_LIBRARY.impl("solve_vjp", _Hidden(_vjp), "CPU")
+for _name, _fake in (
+    ("solve", _solve_fake),
+    ("solve_tracked", _solve_fake),
+    ("solve_vjp", _vjp_fake),
+):
+    torch.library.register_fake(f"factormax::{_name}", _fake, lib=_LIBRARY)
+_LIBRARY.impl("solve_tracked", TracedSolve.apply, "Autograd")
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ def solve_traced(
 ) -> Solution:
     """Solves a graph through the operator, which `torch.compile` can put into a graph."""
     layout = Layout.of(graph)
-    mu, mu_v, objective, tau, _, report = torch.ops.factormax.solve(
+    mu, mu_v, objective, tau, _, report = torch.ops.factormax.solve_tracked(
         *_op_args(graph, layout, options, warm_start, temperature)
     )
     first = _first_tensor(graph)
