@@ -21,7 +21,7 @@ from factormax._layout import NumpySpace
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax._report import report_backward, report_failures
-from factormax.arrays import FloatArray, to_numpy
+from factormax.arrays import FloatArray, IndexArray, to_numpy
 from factormax.checks import check_scores
 from factormax.factors.structured import StructuredFactor
 from factormax.queries.solve import answer, pull_back_linear, with_objective
@@ -99,13 +99,27 @@ class Task:
             )
 
     @classmethod
-    def answered(cls, form: Form, inputs: Inputs, options: Options, raw: RawSolution) -> Task:
-        """One whose answer is known, but for its structures."""
+    def answered(
+        cls,
+        form: Form,
+        inputs: Inputs,
+        options: Options,
+        raw: RawSolution,
+        batch: int | None = None,
+        listed: bool = False,
+    ) -> Task:
+        """One whose answer is known.
+
+        batch: how many instances there are, if not those of the form; listed: whether the
+        structures are known too.
+        """
         self = cls.__new__(cls)
         self.form, self.layout, self.inputs = form, form.layout, inputs
         self.batch_shape, self.batch = form.layout.batch_shape, form.layout.batch
+        if batch is not None:
+            self.batch_shape, self.batch = (batch,), batch
         self.options, self.raw, self.temperature = options, raw, None
-        self._to_list = inputs
+        self._to_list = None if listed else inputs
         return self
 
     def _check_scores(self, graph: FactorGraph) -> None:
@@ -141,6 +155,11 @@ class Task:
     def forget_oracles(self) -> None:
         """The user's own oracles lead back to the graph."""
         self.inputs = self.inputs.without_oracles()
+
+    @property
+    def host(self) -> Task:
+        """The same in NumPy."""
+        return self
 
     @property
     def host_inputs(self) -> Inputs:
@@ -255,6 +274,62 @@ class Task:
             if g is not None:
                 s.collect(g.reshape(len(s.counts), s.width), flat)
         return self._pull_back(raw, None, None, None, flat)
+
+    def applied(
+        self, which: str, index: IndexArray, vectors: Sequence[FloatArray]
+    ) -> tuple[FloatArray, ...]:
+        """A Jacobian of the solve, applied to vectors `(N, ...)`, each of an instance of `index`.
+
+        which: "jacobian", from flat scores to flat marginals; "probs", from flat scores to the
+        probabilities of each structured factor; "probs_back", its transpose.
+        """
+        if np.array_equal(index, np.arange(self.batch)):
+            return self._applied(which, vectors)
+        # In rounds, each instance at most once in each.
+        order = np.argsort(index, kind="stable")
+        ordered = index[order]
+        turn = np.empty(len(index), np.int64)
+        turn[order] = np.arange(len(index)) - np.searchsorted(ordered, ordered)
+        rounds = int(turn.max(initial=-1)) + 1
+        out: list[FloatArray] = []
+        for k in range(max(rounds, 1)):
+            rows = np.flatnonzero(turn == k)
+            full = [np.zeros((self.batch, *v.shape[1:]), v.dtype) for v in vectors]
+            for whole, vector in zip(full, vectors, strict=True):
+                whole[index[rows]] = vector[rows]
+            found = self._applied(which, full)
+            if not out:
+                out = [np.zeros((len(index), *f.shape[1:]), f.dtype) for f in found]
+            for total, part in zip(out, found, strict=True):
+                total[rows] = part[index[rows]]
+        return tuple(out)
+
+    def _applied(self, which: str, vectors: Sequence[FloatArray]) -> tuple[FloatArray, ...]:
+        """The same with a vector for each instance."""
+        if which == "probs_back":
+            return self.pull_back_probs_flat([np.asarray(v, np.float64) for v in vectors])
+        moved_u, moved_v = vectors
+        if which == "probs":
+            return self._push_probs(moved_u, moved_v)
+        if self.options.linear:
+            return pull_back_linear(self.inputs, self.raw, self.options, moved_u, moved_v, None)
+        return self._pull_back(self.raw, moved_u, moved_v, None)
+
+    def _push_probs(self, moved_u: FloatArray, moved_v: FloatArray) -> tuple[FloatArray, ...]:
+        """How probabilities move with the scores: a row of the Jacobian at a time."""
+        out = []
+        for factor, s in enumerate(self.supports):
+            members = len(self.form.places[factor])
+            found = np.zeros((self.batch, members, s.width), self.raw.mu.dtype)
+            for member, rank in np.ndindex(members, s.width):
+                one = np.zeros(found.shape)
+                one[:, member, rank] = 1
+                grads: list[Any] = [None] * len(self.supports)
+                grads[factor] = one
+                row_u, row_v = self.pull_back_probs_flat(grads)
+                found[:, member, rank] = (row_u * moved_u).sum(1) + (row_v * moved_v).sum(1)
+            out.append(found.reshape(self.batch, *self.form.groups[factor], s.width))
+        return tuple(out)
 
     def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
         """Gradients of the flat scores as those of the scores that were given."""

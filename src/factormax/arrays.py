@@ -18,6 +18,7 @@ __all__ = [
     "FloatArray",
     "IndexArray",
     "grad_mode_keeper",
+    "is_hidden",
     "is_tensor",
     "is_tracing",
     "may_be_traced",
@@ -39,6 +40,21 @@ def is_tensor(value: object) -> bool:
 def is_tracing() -> bool:
     """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
     return "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()
+
+
+def is_hidden(*values: Any) -> bool:
+    """Whether numbers among these can't be looked at.
+
+    That is so while `torch.compile` is tracing, and for the tensors that a transform of
+    `torch.func`, such as `vmap`, calls a function with.
+    """
+    if is_tracing():
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None or not torch._C._are_functorch_transforms_active():
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any([isinstance(v, torch.Tensor) and wrapped(v) for v in values])
 
 
 def may_be_traced() -> bool:

@@ -43,6 +43,8 @@ class Details:
     dual_residual: Array
     tau: Array
     engine: str = "cpu"
+    upper_bound: Array | None = None  # of linear programs, as the next
+    integral: Array | None = None
 
 
 @dataclass(eq=False, repr=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import ArrayLike, FloatArray, is_hidden, is_tensor, to_numpy
 from factormax.errors import GraphError, ShapeError
 
 __all__ = ["checked_temperature", "cooled", "spread_temperature", "sum_to_temperature"]
@@ -29,7 +29,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
             f"{name}: temperature must be a number, or broadcastable to the batch, {batch}, got "
             f"shape {shape}."
         )
-    if is_tracing():
+    if is_hidden(given):
         return given
     numbers = to_numpy(given)
     if numbers.dtype.kind not in "fiu":

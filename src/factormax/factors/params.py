@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import ArrayLike, FloatArray, is_hidden, is_tensor, is_tracing, to_numpy
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, Param
@@ -34,17 +34,17 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
             f"{factor.name}: {word} takes no gradient, but the tensor requires one. Pass "
             f"{word}.detach()."
         )
-    array = _numbers(factor, word, value)
+    array: Any = _numbers(factor, word, value)
     batch = factor.graph.batch_shape
     size = math.prod(shape)
     try:
         if array.ndim <= len(shape):
-            return _contiguous(np.broadcast_to(array, shape).reshape(1, size))
+            return _contiguous(_spread(array, shape).reshape(1, size))
         if batch is not None and array.ndim == len(batch) + len(shape):
             count = math.prod(batch)
-            full = np.broadcast_to(array, (*batch, *shape))
+            full = _spread(array, (*batch, *shape))
             return _contiguous(full.reshape(count, size))
-    except ValueError:
+    except (ValueError, RuntimeError):
         pass
     wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
     raise ShapeError(f"{factor.name}: {word} must have shape {wanted}, got {array.shape}.")
@@ -69,10 +69,17 @@ def take_literal_param(
     return _contiguous(numbers[:, order.reshape(-1)])
 
 
-def _contiguous(array: npt.NDArray[Any]) -> FloatArray:
+def _spread(array: Any, shape: tuple[int, ...]) -> Any:
+    """Broadcast to a shape."""
+    return array.expand(shape) if is_tensor(array) else np.broadcast_to(array, shape)
+
+
+def _contiguous(array: Any) -> FloatArray:
     """As the core takes it; what `torch.compile` traces is laid out when it runs."""
+    if is_tensor(array):
+        return array.double()  # type: ignore[no-any-return]
     if is_tracing():
-        return array.astype(np.float64)
+        return array.astype(np.float64)  # type: ignore[no-any-return]
     return np.ascontiguousarray(array, dtype=np.float64)
 
 
@@ -87,6 +94,8 @@ def _plain_number(value: Any) -> float | None:
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:
+    if is_tensor(value) and is_hidden(value):  # stays a tensor, until there is a solve
+        return value.detach()  # type: ignore[union-attr,return-value]
     if is_tracing():
         return to_numpy(value)
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factormax.arrays import is_tensor, is_tracing
+from factormax.arrays import is_hidden, is_tensor
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 
@@ -72,7 +72,7 @@ def presence(
     ]
     found = [part.to(scores.device) for part in found]
     out = torch.isneginf(scores)
-    if is_tracing() or out.any():
+    if is_hidden(out) or out.any():
         found.append(~out)
     if not found:
         return None
@@ -187,7 +187,7 @@ def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size
     """The mask that lengths stand for, `(*batch, size)`."""
     lengths = as_tensor(name, "lengths", given)
     _check_whole(name, "lengths", lengths, batch)
-    if not is_tracing():
+    if not is_hidden(lengths):
         bad = (lengths < 0) | (lengths > size)
         if bad.any():
             raise GraphError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +59,7 @@ class PairwiseMRF(StructuredLayer):
 
     axes: ClassVar[tuple[str, ...]] = ("labels",)
     edges: Tensor
+    _pairs: npt.NDArray[np.int64]
 
     def __init__(
         self,
@@ -77,7 +80,16 @@ class PairwiseMRF(StructuredLayer):
         else:
             pairs = _checked_edges(edges, labels)
         self.register_buffer("edges", pairs)
+        self._read_edges(self)
+        after_loading: Any = self.register_load_state_dict_post_hook
+        after_loading(self._read_edges)
         self.weight = nn.Parameter(torch.zeros(len(pairs)))
+
+    @staticmethod
+    def _read_edges(layer: PairwiseMRF, *_: Any) -> None:
+        """Keeps them in NumPy: `torch.export` and `torch.func` hide the numbers of a buffer."""
+        if not layer.edges.is_meta:
+            layer._pairs = layer.edges.detach().cpu().numpy()
 
     @property
     def coupling(self) -> Tensor:
@@ -99,7 +111,7 @@ class PairwiseMRF(StructuredLayer):
     def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
         """One pair for each edge."""
         if len(self.edges):
-            first, second = self.edges.T.cpu().numpy()
+            first, second = self._pairs.T
             fg.add(Pair(u[first], u[second], self.weight))
 
     def _repr_parts(self) -> list[str]:

@@ -22,13 +22,16 @@ from factormax._core import Model, OracleKind
 from factormax._engines import ENGINES
 from factormax._fronts.torch.arrays import (
     Kind,
+    TorchSpace,
     device_numbers,
     kind_of,
     numbers_of,
     plain_numbers_of,
 )
+from factormax._fronts.torch.jacobian import Applied
 from factormax._fronts.torch.optimum import Optimum
 from factormax._fronts.torch.traced import refuse_second_derivative, solve_traced
+from factormax._fronts.torch.transformed import is_transformed, solve_transformed
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_failures
@@ -67,8 +70,9 @@ class EagerSolve(torch.autograd.Function):
         else:
             task.run(plan.options, plan.warm)
         outputs = plan.outputs_of(task)
-        if plan.options.surrogate is not None:  # it looks at the values, which are the task's own
-            ctx.save_for_backward(*outputs)
+        if plan.kept:
+            # A surrogate looks at the values, which are the task's own.
+            ctx.save_for_backward(*(scores if plan.options.surrogate is None else outputs))
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         return tuple(outputs)
@@ -77,12 +81,14 @@ class EagerSolve(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan = ctx.plan
-        if plan.options.surrogate is not None:
+        if plan.kept:
             _ = ctx.saved_tensors  # raises if they were changed in place
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            return None, *differentiable_gradients(ctx, plan, "jacobian", grads)
         numbers, first = plan.numbers, plan.num_tensors
         given = [g if g is None else numbers(g) for g in grads]
         found = plan.task.pull_back(given[:first], given[first:])
-        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
+        return None, *_gradients(plan, found, ctx.needs_input_grad[1:])
 
 
 #: `EagerSolve.apply`, without what it does only for the transforms of `torch.func`.
@@ -97,6 +103,8 @@ class EagerProbs(torch.autograd.Function):
         """The probabilities, `(*batch, K)` of each structured factor."""
         ctx.set_materialize_grads(False)
         ctx.plan, task = plan, plan.task
+        if plan.kept:
+            ctx.save_for_backward(*scores)
         found = [task.found(i)[1] for i in range(len(task.form.places))]
         return tuple([plan.pattern.outputs[0].tensor(p) for p in found])
 
@@ -104,9 +112,11 @@ class EagerProbs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan = ctx.plan
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            return None, *differentiable_gradients(ctx, plan, "probs_back", grads)
         given = [None if g is None else numbers_of(g, torch.float64) for g in grads]
         found = plan.task.pull_back_probs(given)
-        return (None, *_gradients(plan, found, ctx.needs_input_grad[1:], grads))
+        return None, *_gradients(plan, found, ctx.needs_input_grad[1:])
 
 
 class EagerLoss(torch.autograd.Function):
@@ -129,13 +139,14 @@ class EagerLoss(torch.autograd.Function):
         weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
         dtype = task.raw.mu.dtype
         flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
-        found = task.to_scores(*flat)
-        return (None, None, *_gradients(plan, found, ctx.needs_input_grad[2:], grads))
+        found = _gradients(plan, task.to_scores(*flat), ctx.needs_input_grad[2:])
+        if torch.is_grad_enabled():  # create_graph=True
+            apply: Any = LastDerivative.apply
+            found = [None if g is None else apply(g, *grads) for g in found]
+        return None, None, *found
 
 
-def _gradients(
-    plan: EagerPlan, grads: Gradients, wanted: Sequence[bool], incoming: Sequence[Any]
-) -> list[Any]:
+def _gradients(plan: EagerPlan, grads: Gradients, wanted: Sequence[bool]) -> list[Any]:
     """The gradients of the scores as their tensors are."""
     found: list[Any] = grads.variables + grads.factors
     places = plan.pattern.places
@@ -144,12 +155,81 @@ def _gradients(
     if grads.temperature is not None:
         found.append(grads.temperature)
     make = plan.gradients
-    out: list[Any] = [make[i](found[i]) if want else None for i, want in enumerate(wanted)]
-    if torch.is_grad_enabled():  # create_graph=True
-        given = [g for g in incoming if g is not None and g.requires_grad]
-        apply: Any = LastDerivative.apply
-        out = [None if g is None else apply(g, *given) for g in out]
-    return out
+    return [make[i](found[i]) if want else None for i, want in enumerate(wanted)]
+
+
+def differentiable_gradients(
+    ctx: Any, plan: EagerPlan, which: str, grads: Sequence[Any]
+) -> list[Any]:
+    """The same as functions of the incoming gradients, of the scores and of the temperature.
+
+    which: the Jacobian to apply.
+    """
+    task, pattern = plan.task, plan.pattern
+    layout, dtype = task.layout, pattern.dtype
+    device = torch.device("cpu") if task.host is task else pattern.kinds[0].device
+    given = [None if g is None else g.to(device, dtype) for g in grads]
+    if which == "jacobian":
+        own = given[plan.num_tensors :]
+        columns = sum([part.count for part in layout.parts])
+        vectors = [
+            layout.flat_scores(TorchSpace, given[: plan.num_tensors], dtype),
+            layout.flat_factor_grads(TorchSpace, own, dtype)
+            if own
+            else torch.zeros((layout.batch, columns), dtype=dtype),
+        ]
+    else:
+        vectors = [
+            torch.zeros(task.batch, *group, s.width, dtype=dtype)
+            if g is None
+            else g.reshape(task.batch, *g.shape[len(task.batch_shape) :])
+            for g, s, group in zip(given, task.supports, task.form.groups, strict=True)
+        ]
+    place = torch.arange(layout.batch, device=device)
+    apply: Any = Applied.apply
+    grad_u, grad_v = apply(plan, which, place, *[v.to(device) for v in vectors])
+    of_temperature = None
+    if plan.kept and plan.options.surrogate is None:
+        *scores, temperature = ctx.saved_tensors
+        of_temperature, divisor = _of_temperature(plan, scores, temperature, grad_u, grad_v)
+        grad_u, grad_v = grad_u / divisor, grad_v / divisor
+    elif task.temperature is not None:
+        divisor = torch.as_tensor(task.temperature).to(device, dtype)
+        grad_u, grad_v = grad_u / divisor, grad_v / divisor
+    found = layout.by_tensor(grad_u)
+    found += layout.by_given(TorchSpace, grad_v) if layout.parts else []
+    out = [
+        found[i].to(k.device, k.dtype) for i, k in zip(pattern.places, pattern.kinds, strict=True)
+    ]
+    if of_temperature is not None:
+        out.append(of_temperature)
+    wanted = ctx.needs_input_grad[1:]
+    return [g if want else None for g, want in zip(out, wanted, strict=True)]
+
+
+def _of_temperature(
+    plan: EagerPlan, scores: Sequence[Tensor], temperature: Tensor, grad_u: Tensor, grad_v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a temperature, from those of scores that it has divided; and the divisor."""
+    layout, pattern = plan.task.layout, plan.pattern
+    given: list[Any] = [None] * len(pattern.outputs)
+    for i, array in plan.constants:
+        given[i] = torch.as_tensor(array).to(grad_u.device, grad_u.dtype)
+    for i, tensor in zip(pattern.places, scores, strict=True):
+        given[i] = tensor.to(grad_u.device, grad_u.dtype)
+    eta_u = layout.flat_scores(TorchSpace, given[: plan.num_tensors], grad_u.dtype)
+    eta_v = layout.flat_factor_scores(TorchSpace, given[plan.num_tensors :], grad_u.dtype)
+    shape = layout.batch_shape
+    divisor = temperature.to(grad_u.device, grad_u.dtype).expand(shape).reshape(-1, 1)
+    # d(eta / T) = d eta / T - eta dT / T^2; what is not finite has no gradient.
+    inner = sum(
+        [
+            (grad * torch.where(eta.isfinite(), eta, 0)).sum(1)
+            for grad, eta in ((grad_u, eta_u), (grad_v, eta_v))
+        ]
+    )
+    found = (-inner / divisor[:, 0] ** 2).reshape(shape).sum_to_size(temperature.shape)
+    return found.to(temperature.device, temperature.dtype), divisor
 
 
 class LastDerivative(torch.autograd.Function):
@@ -229,7 +309,10 @@ class EagerPlan:
         self.inputs = given
         if len(pattern.places) < len(given):
             self.inputs = [given[i] for i in pattern.places]
+        #: Whether the backward pass needs tensors, to be differentiated or to hear of changes.
+        self.kept = options.surrogate is not None
         if isinstance(temperature, Tensor):
+            self.kept = True
             self.inputs.append(temperature)
             self.gradients = [*self.gradients, kind_of(temperature).tensor]
         if warm_start is not None:
@@ -334,6 +417,8 @@ def solve_eager(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
 ) -> Solution:
     """The same in eager mode."""
+    if is_transformed():
+        return solve_transformed(graph, options, warm_start, temperature)
     plan = EagerPlan(graph, options, warm_start, temperature)
     inputs = plan.inputs
     outputs = _apply_solve(plan, *inputs)

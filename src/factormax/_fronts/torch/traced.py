@@ -1,9 +1,9 @@
 """The torch operators: what `torch.compile` puts into a graph in place of a solve.
 
-They work on flat CPU tensors in float32 or float64. `factormax::solve` and `factormax::solve_vjp` do
-the work, and know nothing of autograd; `factormax::solve_tracked`, which is what Dynamo sees, makes
-a solve that can be differentiated of them, and leaves no trace in the graphs that are run. What is
-not a tensor travels as a text and whole numbers: see `factormax._fronts.torch.written`.
+They work on flat CPU tensors in float32 or float64. `factormax::solve` and `factormax::solve_vjp`
+do the work, and know nothing of autograd; `factormax::solve_tracked`, which is what Dynamo sees,
+makes a solve that can be differentiated of them, and leaves no trace in the graphs that are run.
+What is not a tensor travels as a text and whole numbers: see `factormax._fronts.torch.written`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._engines import engine_of
-from factormax._fronts.torch.arrays import (
-    TorchSpace,
-    as_numpy,
-    compute_dtype,
-    match,
-    to_cpu,
-)
+from factormax._fronts.torch.arrays import as_numpy
+from factormax._fronts.torch.transformed import flat_numbers, set_answer
 from factormax._fronts.torch.written import (
     Read,
     is_structured,
@@ -40,7 +34,7 @@ from factormax._report import report_backward, report_failures
 from factormax.arrays import may_be_traced
 from factormax.checks import check_scores
 from factormax.queries.solve import with_objective
-from factormax.solution import Details, Solution
+from factormax.solution import Solution
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -258,28 +252,9 @@ def solve_traced(
     mu, mu_v, objective, tau, _, report = torch.ops.factormax.solve_tracked(
         *_op_args(graph, layout, options, warm_start, temperature)
     )
-    first = _first_tensor(graph)
-    values = [
-        match(value, first if t.scores is None else t.scores)
-        for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
-    ]
-    factor_values = [
-        (part, match(own, part.given if isinstance(part.given, Tensor) else first))
-        for own, part in zip(layout.by_part(TorchSpace, mu_v), graph._score_parts(), strict=True)
-    ]
-    graph._set_answer(values, factor_values, [(f, None) for f in graph._structured])
+    structures: list[Any] = [(f, None) for f in graph._structured]
     graph._traced = (options, warm_start, temperature)
-    details = Details(
-        status=report[3].to(torch.int32),
-        iterations=report[2].to(torch.int32),
-        oracle_calls=report[4].to(torch.int32),
-        primal_residual=report[0].detach(),
-        dual_residual=report[1].detach(),
-        tau=tau.detach(),
-        engine=engine_of(str(first.device)),
-    )
-    shape = layout.batch_shape
-    return Solution(match(objective.reshape(shape), first), details, shape)
+    return set_answer(graph, layout, mu, mu_v, objective, tau, report, options, structures)
 
 
 def _op_args(
@@ -290,26 +265,13 @@ def _op_args(
     temperature: Any,
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
-    parts = graph._score_parts()
-    dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
-    scores = [None if t.scores is None else to_cpu(t.scores, dtype) for t in graph._tensors]
-    own = [to_cpu(torch.as_tensor(p.given), dtype) for p in parts]
-    mask = None
-    if graph._masked:
-        masks = [None if t.mask is None else torch.as_tensor(t.mask).cpu() for t in graph._tensors]
-        mask = layout.flat_mask(TorchSpace, masks)
-    eta_u = layout.flat_scores(TorchSpace, scores, dtype)
-    eta_v = layout.flat_factor_scores(TorchSpace, own, dtype)
-    if temperature is not None:
-        heat = to_cpu(torch.as_tensor(temperature), dtype)
-        divisor = heat.expand(layout.batch_shape).reshape((-1, 1))
-        eta_u, eta_v = cooled(eta_u, divisor), cooled(eta_v, divisor)
+    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature)
     out = written(graph, options)
     warm = None
     if warm_start is not None:
         dual = num_dual(read(out.text, out.sizes, out.literals).factors)
         tau = graph._check_multipliers(warm_start, layout.batch, dual)
-        warm = torch.as_tensor(tau).detach().to("cpu", dtype)
+        warm = torch.as_tensor(tau).detach().to("cpu", eta_u.dtype)
     return (
         eta_u,
         eta_v,
@@ -321,19 +283,3 @@ def _op_args(
         out.sizes,
         out.text,
     )
-
-
-def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
-    """Scores divided by a temperature that may need a gradient; −inf stays −inf.
-
-    A temperature that is not positive makes them NaN, which a solve reports.
-    """
-    finite = scores.isfinite()
-    divisor = torch.where(temperature > 0, temperature, torch.nan)
-    # What is not finite must not reach the gradient of the temperature: 0 times it is NaN.
-    return torch.where(finite, torch.where(finite, scores, 0) / divisor, scores)
-
-
-def _first_tensor(graph: FactorGraph) -> Tensor:
-    given = [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]
-    return next(s for s in given if isinstance(s, Tensor))

@@ -1,0 +1,102 @@
+"""The derivative of a solve as an operation of its own, which can be differentiated and batched.
+
+Marginals are piecewise linear in the scores, and their Jacobian J is symmetric. So applying J is
+the vector–Jacobian product, the Jacobian–vector product, and its own derivative. The probabilities
+of structures have a Jacobian A that is not symmetric; there, A and its transpose change roles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factormax._options import Options
+
+__all__ = ["Applied", "by_instance", "merged", "require_linear"]
+
+_TRANSPOSED = {"jacobian": "jacobian", "probs": "probs_back", "probs_back": "probs"}
+
+
+class Applied(torch.autograd.Function):
+    """A Jacobian of a solve, applied to vectors.
+
+    Args (of `apply`):
+        plan: what has the solve, as `task`.
+        which: "jacobian" (from scores to marginals, and back), "probs" (from scores to the
+            probabilities of each structured factor), or "probs_back" (its transpose).
+        place: `(N,)`, of which instance of the solve each row is.
+        *vectors: `(N, ...)`, what the Jacobian is applied to.
+    """
+
+    @staticmethod
+    def forward(plan: Any, which: str, place: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """The product, `(N, ...)` for each result."""
+        host = plan.task.host
+        dtype = host.raw.mu.dtype
+        numbers = [v.detach().cpu().numpy().astype(dtype, copy=False) for v in vectors]
+        found = host.applied(which, place.cpu().numpy(), numbers)
+        return tuple([torch.from_numpy(f).to(place.device) for f in found])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the Jacobian is that of."""
+        ctx.plan, ctx.which, place, *_ = inputs
+        ctx.save_for_backward(place)
+        ctx.save_for_forward(place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The transpose, applied."""
+        (place,) = ctx.saved_tensors
+        require_linear(ctx.plan.options)
+        apply: Any = Applied.apply
+        return None, None, None, *apply(ctx.plan, _TRANSPOSED[ctx.which], place, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The same, applied to the tangents."""
+        (place,) = ctx.saved_tensors
+        require_linear(ctx.plan.options)
+        apply: Any = Applied.apply
+        return apply(ctx.plan, ctx.which, place, *tangents[3:])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, plan: Any, which: str, *tensors: Tensor) -> Any:
+        """The rows of all samples one after the other."""
+        apply: Any = Applied.apply
+        found = apply(plan, which, *merged(info, in_dims[2:], tensors))
+        return by_instance(info, found)
+
+
+def require_linear(options: Options) -> None:
+    """Raises unless the gradient is linear in what comes in."""
+    if options.surrogate == "spigot":
+        raise RuntimeError(
+            'factormax: the gradient of surrogate="spigot" can\'t be differentiated, nor used in '
+            "forward mode."
+        )
+
+
+def merged(info: Any, in_dims: Any, tensors: Any) -> list[Any]:
+    """From `(N, ...)` with another axis of V samples somewhere, or nowhere, to `(V * N, ...)`."""
+    found: list[Any] = []
+    for tensor, dim in zip(tensors, in_dims, strict=True):
+        if not isinstance(tensor, Tensor):
+            found.append(tensor)
+            continue
+        if dim is None:
+            full = tensor.expand(info.batch_size, *tensor.shape)
+        else:
+            full = tensor.movedim(dim, 0)
+        # A stride of 0 stays: what all samples share is not copied.
+        found.append(full.reshape(full.shape[0] * full.shape[1], *full.shape[2:]))
+    return found
+
+
+def by_instance(info: Any, found: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """From `(V * N, ...)` to `(V, N, ...)`, and where V is then."""
+    size = info.batch_size
+    split = tuple([t.reshape(size, t.shape[0] // max(size, 1), *t.shape[1:]) for t in found])
+    return split, (0,) * len(split)

@@ -1,0 +1,354 @@
+"""Solves inside the transforms of `torch.func`, and in forward mode.
+
+There, a tensor stands for others (one for each sample of a `vmap`, or one with a tangent), so that
+its numbers can't be looked at. Everything around the solve is ordinary torch, which transforms it
+by itself; `FlatSolve` has a rule for each transform. What that costs, a solve that is not
+transformed need not pay: see `factormax._fronts.torch.EagerSolve`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factormax._engines import engine_of
+from factormax._fronts.torch.arrays import TorchSpace, as_numpy, compute_dtype, match, to_cpu
+from factormax._fronts.torch.jacobian import Applied, by_instance, merged, require_linear
+from factormax._fronts.torch.optimum import Optimum
+from factormax._inputs import Inputs
+from factormax._layout import Layout
+from factormax._options import Options
+from factormax._report import report_failures
+from factormax._task import Task
+from factormax.checks import check_scores
+from factormax.queries.solve import answer
+from factormax.solution import Details, Solution
+from factormax.structures import Support, lists_structures
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = [
+    "cooled",
+    "first_tensor",
+    "flat_numbers",
+    "is_transformed",
+    "set_answer",
+    "solve_transformed",
+]
+
+_forward_ad: Any = torch.autograd.forward_ad
+
+
+def is_transformed() -> bool:
+    """Whether scores may be those of a transform, or have a tangent."""
+    return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
+
+
+class FlatSolve(torch.autograd.Function):
+    """A solve of flat scores, with a rule for every transform.
+
+    Args (of `apply`):
+        plan: the rest of what is solved.
+        eta_u, eta_v: `(N, n)` and `(N, P)`, the scores of variables and of factors.
+        mask: `(N, n)`, or None.
+        warm: `(N, multipliers)`, or None.
+        *params: the parameters of factors, `(N, size)`, or numbers.
+    """
+
+    @staticmethod
+    def forward(plan: FlatPlan, *numbers: Any) -> tuple[Tensor, ...]:
+        """The marginals of both, the objective, the multipliers, a report, and the places."""
+        return plan.run(*numbers)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps the solve."""
+        ctx.plan, *rest = inputs
+        ctx.count = len(rest)
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(output[-1])
+        ctx.save_for_forward(output[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The Jacobian, applied to the gradients."""
+        (place,) = ctx.saved_tensors
+        apply: Any = Applied.apply
+        found = apply(ctx.plan, "jacobian", place, *grads[:2])
+        return None, *found, *[None] * (ctx.count - 2)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The Jacobian, applied to the tangents."""
+        (place,) = ctx.saved_tensors
+        require_linear(ctx.plan.options)
+        apply: Any = Applied.apply
+        return *apply(ctx.plan, "jacobian", place, *tangents[1:3]), *[None] * 4
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, plan: FlatPlan, *numbers: Any) -> Any:
+        """The instances of all samples in one batch."""
+        apply: Any = FlatSolve.apply
+        return by_instance(info, apply(plan, *merged(info, in_dims[1:], numbers)))
+
+
+class FlatProbs(torch.autograd.Function):
+    """The probabilities of the structures of a solve, with the same rules.
+
+    Args (of `apply`): the plan, and `place`, `eta_u` and `eta_v` as above.
+    """
+
+    @staticmethod
+    def forward(plan: FlatPlan, place: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
+        """Those of each structured factor, `(N, ..., K)`."""
+        task, rows = plan.task, place.numpy()
+        found = [task.found(i)[1][rows] for i in range(len(task.form.places))]
+        return tuple(map(torch.from_numpy, found))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the solve."""
+        ctx.plan, place, *_ = inputs
+        ctx.save_for_backward(place)
+        ctx.save_for_forward(place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The transposed Jacobian, applied to the gradients."""
+        (place,) = ctx.saved_tensors
+        apply: Any = Applied.apply
+        return None, None, *apply(ctx.plan, "probs_back", place, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The Jacobian, applied to the tangents."""
+        (place,) = ctx.saved_tensors
+        apply: Any = Applied.apply
+        return apply(ctx.plan, "probs", place, *tangents[2:])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, plan: FlatPlan, *tensors: Tensor) -> Any:
+        """The instances of all samples in one batch."""
+        apply: Any = FlatProbs.apply
+        return by_instance(info, apply(plan, *merged(info, in_dims[1:], tensors)))
+
+
+class FlatPlan:
+    """What a transformed solve is told besides its numbers; autograd keeps it with the values."""
+
+    task: Task  # the solve, once there is one: of the instances of all samples
+
+    def __init__(self, graph: FactorGraph, options: Options) -> None:
+        self.graph: FactorGraph | None = graph  # until it is solved
+        self.form, self.options = graph._form(), options
+        self.grad_enabled = torch.is_grad_enabled()
+
+    def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *params: Any) -> Any:
+        """Solves, of real numbers by now."""
+        graph, self.graph = self.graph, None
+        assert graph is not None
+        inputs = Inputs(
+            self.form.model,
+            as_numpy(eta_u),
+            _shared(eta_v),
+            [p if isinstance(p, float) else _shared(p) for p in params],
+            None if mask is None else _shared(mask),
+            graph._own_oracles(),
+        )
+        start = iter(inputs.params)
+        for f in graph._factors:
+            own = tuple([next(start) for _ in f._params])
+            f._check_params(own, f._size, f.kind)
+        if inputs.core.needs_a_look:
+            check_flat(graph, inputs)
+        with torch.set_grad_enabled(self.grad_enabled):
+            raw = answer(inputs, self.options, None if warm is None else as_numpy(warm))
+        report_failures(raw, self.options.on_failure)
+        inputs = inputs.replace(eta_u=inputs.eta_u.copy(), eta_v=inputs.eta_v.copy())
+        listed = lists_structures(raw.structures)
+        kept = inputs.without_oracles()
+        self.task = Task.answered(self.form, kept, self.options, raw, len(eta_u), listed)
+        objective = raw.objective.astype(raw.mu.dtype, copy=False)
+        report = np.concatenate([raw.report(), [raw.upper_bound, raw.integral]]).T
+        found = (raw.mu, raw.mu_v, objective, raw.tau, np.ascontiguousarray(report))
+        return *map(torch.from_numpy, found), torch.arange(len(eta_u))
+
+
+def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
+    """Raises for scores that are NaN or +inf, or -inf where that makes no sense."""
+    names = [(t.name, t.shape) for t in graph._tensors]
+    check_scores(inputs.eta_u, inputs.mask, names, ())
+    allowed = [p.allow_minus_inf for p in graph._score_parts()]
+    check_scores(inputs.eta_v, None, graph._score_layout(), (), allowed)
+
+
+def _shared(tensor: Tensor) -> Any:
+    """The numbers, `(1, ...)` if all instances share them."""
+    one = tensor.stride(0) == 0 and len(tensor) > 1
+    return as_numpy(tensor[:1] if one else tensor)
+
+
+# ---- The front -----------------------------------------------------------------------------------
+
+
+def solve_transformed(
+    graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any
+) -> Solution:
+    """Solves a graph whose scores are those of a transform."""
+    plan = FlatPlan(graph, options)
+    layout = plan.form.layout
+    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature)
+    rows, dtype = layout.batch, eta_u.dtype
+    eta_v = eta_v.expand(rows, eta_v.shape[1])
+    if mask is not None:
+        mask = mask.expand(rows, mask.shape[1])
+    params = [
+        p if isinstance(p, float) else _as_tensor(p).expand(rows, p.shape[1])
+        for p in graph._params()
+    ]
+    warm = None
+    if warm_start is not None:
+        tau = graph._check_multipliers(warm_start, rows, plan.form.model.num_dual)
+        warm = torch.as_tensor(tau).detach().to("cpu", dtype)
+    apply: Any = FlatSolve.apply
+    mu, mu_v, objective, tau, report, place = apply(plan, eta_u, eta_v, mask, warm, *params)
+    listing = FlatListing(plan, place, eta_u, eta_v)
+    apply = Optimum.apply
+    objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
+    structured = graph._structured
+    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(structured)]
+    return set_answer(graph, layout, mu, mu_v, objective, tau, report.T, options, answers)
+
+
+def _as_tensor(param: Any) -> Tensor:
+    """A copy, if it is an array: NumPy may not let it be written to, of which torch would warn."""
+    return param if isinstance(param, Tensor) else torch.tensor(param)
+
+
+def flat_numbers(graph: FactorGraph, layout: Layout, temperature: Any) -> tuple[Any, Any, Any]:
+    """The scores of a graph on the CPU, `(B, n)` and `(1 | B, P)`, and its mask, if it has one."""
+    parts = graph._score_parts()
+    dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
+    scores = [None if t.scores is None else to_cpu(t.scores, dtype) for t in graph._tensors]
+    own = [to_cpu(torch.as_tensor(p.given), dtype) for p in parts]
+    mask = None
+    if graph._masked:
+        masks = [None if t.mask is None else torch.as_tensor(t.mask).cpu() for t in graph._tensors]
+        mask = layout.flat_mask(TorchSpace, masks)
+    eta_u = layout.flat_scores(TorchSpace, scores, dtype)
+    eta_v = layout.flat_factor_scores(TorchSpace, own, dtype)
+    if temperature is not None:
+        heat = to_cpu(torch.as_tensor(temperature), dtype)
+        divisor = heat.expand(layout.batch_shape).reshape((-1, 1))
+        eta_u, eta_v = cooled(eta_u, divisor), cooled(eta_v, divisor)
+    return eta_u, eta_v, mask
+
+
+def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
+    """Scores divided by a temperature that may need a gradient; −inf stays −inf.
+
+    A temperature that is not positive makes them NaN, which a solve reports.
+    """
+    finite = scores.isfinite()
+    divisor = torch.where(temperature > 0, temperature, torch.nan)
+    # What is not finite must not reach the gradient of the temperature: 0 times it is NaN.
+    return torch.where(finite, torch.where(finite, scores, 0) / divisor, scores)
+
+
+def set_answer(
+    graph: FactorGraph,
+    layout: Layout,
+    mu: Tensor,
+    mu_v: Tensor,
+    objective: Tensor,
+    tau: Tensor,
+    report: Tensor,
+    options: Options,
+    structures: list[Any],
+) -> Solution:
+    """Keeps the values of variables and factors, from flat ones, and returns the solution."""
+    first = first_tensor(graph)
+    values = [
+        match(value, first if t.scores is None else t.scores)
+        for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
+    ]
+    factor_values = [
+        (part, match(own, part.given if isinstance(part.given, Tensor) else first))
+        for own, part in zip(layout.by_part(TorchSpace, mu_v), graph._score_parts(), strict=True)
+    ]
+    graph._set_answer(values, factor_values, structures)
+    details = Details(
+        status=report[3].to(torch.int32),
+        iterations=report[2].to(torch.int32),
+        oracle_calls=report[4].to(torch.int32),
+        primal_residual=report[0].detach(),
+        dual_residual=report[1].detach(),
+        tau=tau.detach(),
+        engine=engine_of(str(first.device)),
+        upper_bound=report[5].detach() if len(report) > 5 else None,
+        integral=report[6] > 0 if len(report) > 6 else None,
+    )
+    shape = layout.batch_shape
+    return Solution(match(objective.reshape(shape), first), details, shape, options.query)
+
+
+def first_tensor(graph: FactorGraph) -> Tensor:
+    """The first of the scores that is one."""
+    given = [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]
+    return next(s for s in given if isinstance(s, Tensor))
+
+
+class FlatListing:
+    """The probabilities of the structures of a solve, when they are first asked for."""
+
+    def __init__(self, plan: FlatPlan, place: Tensor, *scores: Tensor) -> None:
+        self.plan, self.place, self.scores = plan, place, scores
+
+    @cached_property
+    def probs(self) -> tuple[Tensor, ...]:
+        """Of each structured factor, `(B, ..., K)`, with their history."""
+        apply: Any = FlatProbs.apply
+        return apply(self.plan, self.place, *self.scores)  # type: ignore[no-any-return]
+
+
+class FlatAnswer:
+    """What a structured factor hands out: the rows of a transform's instances."""
+
+    def __init__(self, listing: FlatListing, number: int, factor: Any) -> None:
+        self.listing, self.number = listing, number
+        self.size, self.laid_out = factor._size, factor._laid_out
+        self.like = first_tensor(factor.graph)
+
+    @property
+    def _support(self) -> Support:
+        return self.listing.plan.task.supports[self.number]
+
+    def _rows(self, array: Any, *rest: int) -> Tensor:
+        """Of all instances, as NumPy has them, those of here, in the shape of the batch."""
+        plan = self.listing.plan
+        form = plan.form
+        shape = (*form.groups[self.number], *rest)
+        rows = torch.as_tensor(array.reshape(plan.task.batch, *shape))[self.listing.place]
+        return match(rows, self.like).reshape((*form.layout.batch_shape, *shape))
+
+    @property
+    def probs(self) -> Tensor:
+        """`(*batch, K)`, differentiable."""
+        found, form = self.listing.probs[self.number], self.listing.plan.form
+        return match(found.reshape((*form.layout.batch_shape, *found.shape[1:])), self.like)
+
+    @property
+    def structures(self) -> Tensor:
+        """`(*batch, K, *shape of the variables)`."""
+        dense = self.laid_out(self._support.structures(self.size))
+        return self._rows(dense, *dense.shape[1:])
+
+    @property
+    def num_structures(self) -> Tensor:
+        """`(*batch,)`."""
+        return self._rows(self._support.counts).long()

@@ -1,0 +1,399 @@
+"""Every factor through every front and every transform: one contract.
+
+A case is a function of one flat vector of scores, those of the variables and the factor's own, to
+the flat vector of all marginals. Its Jacobian is symmetric and piecewise constant; NumPy's `vjp`,
+which has its own tests, says what it is. A front brings the transforms of its library under common
+names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import factormax as fm
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+
+TIGHT = 1e-12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A factor: the shape of its variables, those of its own scores, and how it is made."""
+
+    shape: tuple[int, ...]
+    own: tuple[tuple[int, ...], ...]
+    make: Callable[..., Any]
+    structured: bool = False
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.shape, *self.own)
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def point(self, *batch: int) -> np.ndarray:
+        return np.random.default_rng(3).normal(size=(*batch, self.size))
+
+
+class Cheapest(fm.Factor):
+    """One variable is on, and so is its score."""
+
+    def map(self, eta_u, eta_v):
+        best = int(np.argmax(np.asarray(eta_u) + np.asarray(eta_v)))
+        return np.eye(len(eta_u))[best], np.eye(len(eta_u))[best]
+
+
+def logic(kind):
+    return Case((2, 3), (), lambda u: getattr(fm, kind)(u, axis=1))
+
+
+CASES = {kind: logic(kind) for kind in ("Xor", "AtMostOne", "Or", "Nand", "Imply", "XorOut")}
+CASES |= {kind: logic(kind) for kind in ("OrOut", "AndOut")}
+CASES |= {
+    "Budget": Case((4,), (), lambda u: fm.Budget(u, 1)),
+    "AtLeast": Case((4,), (), lambda u: fm.AtLeast(u, 2)),
+    "Exactly": Case((4,), (), lambda u: fm.Exactly(u, 2)),
+    "Knapsack": Case((4,), (), lambda u: fm.Knapsack(u, [1.0, 2.0, 0.5, 1.5], 1.7)),
+    "Linear": Case((4,), (), lambda u: fm.Linear(u, [1.0, -2.0, 0.5, 1.5], lower=-0.2, upper=0.7)),
+    "Pair": Case((4,), ((2,),), lambda u, s: fm.Pair(u[:2], u[1:3], s)),
+    "Table": Case((5,), ((2, 3),), lambda u, s: fm.Table([u[:2], u[2:]], s), True),
+    "Sequence": Case(
+        (3, 2), ((2, 2), (2,)), lambda u, s, first: fm.Sequence(u, s, initial=first), True
+    ),
+    "SequenceBudget": Case((4,), ((3,),), lambda u, s: fm.SequenceBudget(u, s, 2), True),
+    "DepTree": Case((3, 3), (), fm.DepTree, True),
+    "Matching": Case((2, 3), (), fm.Matching, True),
+    "Factor": Case((3,), ((3,),), Cheapest, True),
+}
+
+
+def test_every_factor_is_there():
+    from factormax import factors
+
+    assert set(CASES) == set(factors.__all__)
+
+
+def beside(u):
+    """A constraint that shares all variables with the factor."""
+    costs = np.arange(1, u.size + 1).reshape(u.shape) / u.size
+    return fm.Knapsack(u, costs, costs.sum() / 2)
+
+
+def solved(case, x, split, batch_dims=0, **options):
+    """The case at scores that `split` cuts from x, with another factor beside it."""
+    fg = fm.FactorGraph(batch_dims=batch_dims)
+    scores, *own = split(x, case.shapes)
+    u = fg.variable_from(scores)
+    factor = fg.add(case.make(u, *own))
+    fg.add(beside(u))
+    solution = fg.solve(tol=TIGHT, **options)
+    return u, factor, solution
+
+
+def cut(x, shapes):
+    """Arrays of these shapes from the last axis of x, in any library."""
+    found, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        found.append(x[..., start : start + size].reshape((*x.shape[:-1], *shape)))
+        start += size
+    return found
+
+
+def numpy_jacobian(case, x):
+    """By NumPy's `vjp`, a row at a time, for the marginals that `value` holds."""
+    u, factor, solution = solved(case, x, cut)
+    parts = [u, factor] if case.own else [u]
+    rows = []
+    for part in parts:
+        for k in range(part.value.size):
+            grad = np.zeros(part.value.size)
+            grad[k] = 1
+            found = solution.vjp({part: grad.reshape(part.value.shape)})
+            rows.append(np.concatenate([g.reshape(-1) for g in found.values()]))
+    return np.array(rows)
+
+
+class TorchFront:
+    """The transforms of torch."""
+
+    jacrev, jacfwd = staticmethod(torch.func.jacrev), staticmethod(torch.func.jacfwd)
+    hessian, grad = staticmethod(torch.func.hessian), staticmethod(torch.func.grad)
+
+    @staticmethod
+    def array(x):
+        return torch.tensor(np.asarray(x))
+
+    @staticmethod
+    def numpy(x):
+        return x.detach().numpy()
+
+    @staticmethod
+    def joined(arrays):
+        return torch.cat([a.reshape(-1) for a in arrays])
+
+    @staticmethod
+    def stacked(arrays):
+        return torch.stack(list(arrays))
+
+    @staticmethod
+    def vmap(function, in_axes=0, out_axes=0):
+        return torch.func.vmap(function, in_dims=in_axes, out_dims=out_axes)
+
+    @staticmethod
+    def jvp(function, x, move):
+        return torch.func.jvp(function, (x,), (move,))[1]
+
+    @staticmethod
+    def check(function, *args, fast=False):
+        """Both modes, and the second derivatives, against finite differences."""
+        given = [a.clone().requires_grad_() for a in args]
+        assert gradcheck(function, given, check_forward_ad=True, fast_mode=fast)
+        assert gradgradcheck(function, given, check_fwd_over_rev=True, fast_mode=fast)
+
+
+FRONTS = {"torch": TorchFront}
+
+
+@pytest.fixture(params=FRONTS)
+def front(request):
+    return FRONTS[request.param]
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture
+def marginals(front, case):
+    """The function of a flat vector."""
+
+    def function(x):
+        u, factor, _ = solved(case, x, cut)
+        return front.joined([p.value for p in ([u, factor] if case.own else [u])])
+
+    return function
+
+
+def close(found, expected, atol=1e-9):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+# ---- The contract --------------------------------------------------------------------------------
+
+
+def test_jacobians(front, case, marginals):
+    x, expected = case.point(), numpy_jacobian(case, case.point())
+    close(front.numpy(front.jacrev(marginals)(front.array(x))), expected)
+    close(front.numpy(front.jacfwd(marginals)(front.array(x))), expected)
+    move = np.random.default_rng(5).normal(size=case.size)
+    close(front.numpy(front.jvp(marginals, front.array(x), front.array(move))), expected @ move)
+    width = math.prod(case.shape)
+    close(expected[:width, :width], expected[:width, :width].T)
+
+
+def test_hessian(front, case, marginals):
+    """That of the squared length is twice the Jacobian, transposed, times itself."""
+    x, jacobian = case.point(), numpy_jacobian(case, case.point())
+    found = front.hessian(lambda x: (marginals(x) ** 2).sum())(front.array(x))
+    close(front.numpy(found), 2 * jacobian.T @ jacobian)
+
+
+def test_derivatives(front, case, marginals):
+    front.check(marginals, front.array(case.point()))
+
+
+def test_vmap(front, case, marginals):
+    """Over any axis the same as a loop, also nested, and with gradients."""
+    x = front.array(case.point(3))
+    loop = front.numpy(front.stacked([marginals(row) for row in x]))
+    close(front.numpy(front.vmap(marginals)(x)), loop)
+    close(front.numpy(front.vmap(marginals, 1, 1)(x.T)), loop.T)
+    nested = front.vmap(front.vmap(marginals))(x[None])
+    close(front.numpy(nested)[0], loop)
+
+    def loss(x):
+        return (marginals(x) ** 2).sum()
+
+    each = [front.numpy(front.grad(loss)(row)) for row in x]
+    close(front.numpy(front.vmap(front.grad(loss))(x)), np.stack(each))
+    each = [front.numpy(front.jacrev(marginals)(row)) for row in x]
+    close(front.numpy(front.vmap(front.jacfwd(marginals))(x)), np.stack(each))
+    close(front.numpy(front.vmap(front.jacrev(marginals))(x)), np.stack(each))
+
+
+def test_vmap_beside_a_batch(front, case):
+    """The samples, the batch, and scores that all of them share."""
+    x = case.point(3, 2)
+    shared = np.arange(case.size) >= math.prod(case.shape)  # a factor's own
+    x = front.array(np.where(shared, x[:1, :1], x))
+
+    def function(scores, *own):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(case.make(u, *own))
+        fg.add(beside(u))
+        solution = fg.solve(tol=TIGHT)
+        return u.value, solution.objective
+
+    scores, *own = cut(x, case.shapes)
+    own = [a[0, 0] for a in own]
+    axes = (0, *[None] * len(own))
+    found = front.vmap(function, axes)(scores, *own)
+    for i in range(3):
+        value, objective = function(scores[i], *own)
+        close(front.numpy(found[0][i]), front.numpy(value))
+        close(front.numpy(found[1][i]), front.numpy(objective))
+
+
+def test_temperature(front, case):
+    def function(x, temperature):
+        u, factor, solution = solved(case, x, cut, temperature=temperature)
+        own = [factor.value] if case.own else []
+        return front.joined([u.value, *own, solution.objective])
+
+    x, heat = front.array(case.point()), front.array(0.8)
+    front.check(function, x, heat, fast=True)
+    heats = front.array([0.8, 1.3])
+    found = front.vmap(function, (None, 0))(x, heats)
+    close(front.numpy(found[1]), front.numpy(function(x, heats[1])))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=name) for name, c in CASES.items() if c.structured]
+)
+def test_probs(front, case):
+    def function(x):
+        return solved(case, x, cut)[1].probs
+
+    x = front.array(case.point())
+    front.check(function, x, fast=True)
+    close(front.numpy(front.jacfwd(function)(x)), front.numpy(front.jacrev(function)(x)))
+    several = front.array(case.point(2))
+    found = front.numpy(front.vmap(function)(several))
+    for row, expected in zip(found, (front.numpy(function(x)) for x in several), strict=True):
+        close(row[: len(expected)], expected)
+        close(row[len(expected) :], 0)
+
+
+def test_samples_are_solved_in_one_batch(front, case, marginals, monkeypatch):
+    from factormax import _engines
+
+    sizes, solve = [], _engines.solve
+
+    def counted(inputs, *rest):
+        sizes.append(inputs.batch)
+        return solve(inputs, *rest)
+
+    monkeypatch.setattr(_engines, "solve", counted)
+    front.vmap(marginals)(front.array(case.point(4)))
+    assert sizes == [4]
+
+
+# ---- What is torch's own -------------------------------------------------------------------------
+
+
+def xor(scores, mask=None, budget=2, **options):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores, mask=mask)
+    fg.add(fm.Budget(u, budget, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    return u, fg.solve(tol=TIGHT, **options)
+
+
+def test_masks_and_parameters_may_be_of_a_sample():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 3, 4, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 3, 4, generator=generator) > 0.3
+    budgets = torch.tensor([1, 2, 0, 1])
+
+    def function(*args):
+        u, solution = xor(*args)
+        return u.value, solution.converged, solution.iterations
+
+    found = torch.func.vmap(function)(scores, mask, budgets)
+    for i in range(4):
+        expected = function(scores[i], mask[i], budgets[i])
+        torch.testing.assert_close(found[0][i], expected[0])
+        assert found[1][i]
+        assert found[2][i] == expected[2]
+
+
+def test_bad_numbers_are_named_inside_a_vmap():
+    scores = torch.zeros(2, 3, 4)
+    with pytest.raises(fm.GraphError, match="budget must be at least 0, got -1"):
+        torch.func.vmap(lambda s, b: xor(s, None, b)[0].value)(scores, torch.tensor([1, -1]))
+    scores[1, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"u: .*NaN at index \(1, 2, 3\)"):
+        torch.func.vmap(lambda s: xor(s)[0].value)(scores)
+    with pytest.warns(fm.NotConvergedWarning):
+        torch.func.vmap(lambda s: xor(s, max_iter=1)[0].value)(torch.randn(2, 9, 9))
+
+
+def test_forward_mode_by_itself():
+    scores, move = torch.randn(2, 3, 4, dtype=torch.float64)
+    with forward_ad.dual_level():
+        u, solution = xor(forward_ad.make_dual(scores, move))
+        tangent = forward_ad.unpack_dual(u.value).tangent
+        slope = forward_ad.unpack_dual(solution.objective).tangent
+    expected = torch.func.jvp(lambda s: xor(s)[0].value, (scores,), (move,))
+    torch.testing.assert_close(tangent, expected[1])
+    torch.testing.assert_close(slope, (expected[0] * move).sum())
+
+
+def test_a_gradient_penalty():
+    """A function of the gradient, differentiated in the middle of others."""
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def penalty(weight):
+        scores = 2 * weight
+        loss = (xor(scores)[0].value ** 2 * weight).sum()
+        (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
+        return (grad**2).sum()
+
+    assert gradcheck(penalty, weight)
+
+
+def test_surrogates():
+    """Straight-through is linear in what comes in; SPIGOT is not, and says so."""
+
+    def function(scores, surrogate):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u, axis=1))
+        fg.solve_map(surrogate=surrogate)
+        return u.value
+
+    x = torch.randn(3, 4, dtype=torch.float64)
+    jacobian = torch.func.jacrev(lambda x: function(x, "straight-through"))(x)
+    torch.testing.assert_close(jacobian.reshape(12, 12), torch.eye(12, dtype=torch.float64))
+    assert not torch.func.jacfwd(lambda x: function(x, None))(x).any()
+    with pytest.raises(RuntimeError, match="spigot"):
+        torch.func.jacfwd(lambda x: function(x, "spigot"))(x)
+
+
+def test_structures_inside_a_vmap():
+    scores = torch.randn(3, 2, 3, dtype=torch.float64)
+
+    def function(scores):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        matching = fg.add(fm.Matching(u))
+        fg.solve(tol=TIGHT)
+        return u.value, matching.structures, matching.probs, matching.num_structures
+
+    value, structures, probs, count = torch.func.vmap(function)(scores)
+    torch.testing.assert_close((structures * probs[..., None, None]).sum(1), value)
+    torch.testing.assert_close(count, torch.stack([function(s)[3] for s in scores]))
