@@ -302,6 +302,42 @@ def test_samples_are_solved_in_one_batch(front, case, marginals, monkeypatch):
     assert sizes == [4]
 
 
+# ---- NumPy ---------------------------------------------------------------------------------------
+
+
+def test_numpy_jvp(case):
+    """The transpose of `vjp`, which for what `value` holds is the same Jacobian."""
+    x, rng = case.point(), np.random.default_rng(5)
+    u, factor, solution = solved(case, x, cut, temperature=0.8)
+    move = cut(rng.normal(size=case.size), case.shapes)
+    parts = [u, *[factor] * bool(case.own), *[(factor, "initial")] * (len(case.own) > 1)]
+    moves = dict(zip(parts, move, strict=True)) | {"temperature": np.array(0.3)}
+    found = solution.jvp(moves)
+    assert set(found) == {*parts, "objective"}
+    grads = {p: rng.normal(size=p.value.shape) for p in parts[:2]}
+    back = solution.vjp(grads, objective=0.7)
+    forward = sum((found[p] * g).sum() for p, g in grads.items()) + 0.7 * found["objective"]
+    assert forward == pytest.approx(sum((back[k] * m).sum() for k, m in moves.items()), abs=1e-9)
+
+
+def test_numpy_jvp_takes_slices_and_refuses_the_rest():
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.array([[1.0, 0.5, -1.0]]))
+    xor = fg.add(fm.Xor(u))
+    solution = fg.solve()
+    close(solution.jvp({u[0]: np.array([1.0])})[u], [[0.5, -0.5, 0.0]])
+    with pytest.raises(fm.ShapeError, match=r"got a direction of \(3,\)"):
+        solution.jvp({u: np.ones(3)})
+    for key in (xor, "temperature", fm.FactorGraph().variable(3)):
+        with pytest.raises(fm.GraphError, match="has no scores"):
+            solution.jvp({key: np.ones(3)})
+    with pytest.raises(fm.GraphError, match="takes a dict"):
+        solution.jvp(np.ones(3))
+    v = fg.variable_from(np.zeros((1, 2)))
+    with pytest.raises(fm.GraphError, match="has no scores"):
+        solution.jvp({v: np.ones((1, 2))})
+
+
 # ---- What is torch's own -------------------------------------------------------------------------
 
 

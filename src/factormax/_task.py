@@ -275,6 +275,37 @@ class Task:
                 s.collect(g.reshape(len(s.counts), s.width), flat)
         return self._pull_back(raw, None, None, None, flat)
 
+    def push_forward(
+        self,
+        moves: list[npt.NDArray[Any] | None],
+        factor_moves: list[npt.NDArray[Any] | None],
+        temperature: Any = None,
+    ) -> tuple[list[FloatArray], list[FloatArray], FloatArray]:
+        """How values, factor values and the objective move, if the scores move so; None is 0."""
+        layout, dtype = self.layout, self.inputs.eta_u.dtype
+        given = [
+            np.zeros(slot.given_shape, dtype) if move is None else move.astype(dtype, copy=False)
+            for move, slot in zip(factor_moves, layout.parts, strict=True)
+        ]
+        moved_u = layout.flat_scores(NumpySpace, moves, dtype)
+        moved_v = layout.flat_factor_scores(NumpySpace, given, dtype)
+        if self.temperature is not None:
+            # d(eta / T) = (d eta - (eta / T) dT) / T
+            heat = 0.0 if temperature is None else spread_temperature(temperature, self.batch_shape)
+            eta_u, eta_v = (_finite(e) for e in (self.inputs.eta_u, self.inputs.eta_v))
+            moved_u = ((moved_u - eta_u * heat) / self.temperature).astype(dtype)
+            moved_v = ((moved_v - eta_v * heat) / self.temperature).astype(dtype)
+        mu, mu_v = np.nan_to_num(self.raw.mu), np.nan_to_num(self.raw.mu_v)
+        objective = (mu * moved_u).sum(1, np.float64) + (mu_v * moved_v).sum(1, np.float64)
+        if self.options.linear:  # piecewise constant
+            found = np.zeros_like(mu), np.zeros_like(mu_v)
+        else:
+            wide = np.broadcast_to(moved_v, mu_v.shape)
+            found = self._pull_back(self.raw, moved_u, wide, None)
+        values = layout.by_tensor(found[0])
+        own = layout.by_part(NumpySpace, found[1]) if layout.parts else []
+        return values, own, objective.reshape(self.batch_shape)
+
     def applied(
         self, which: str, index: IndexArray, vectors: Sequence[FloatArray]
     ) -> tuple[FloatArray, ...]:
@@ -355,5 +386,9 @@ def _no_scores(dtype: Any) -> FloatArray:
 
 def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:
     """For each instance the sum of the products; what is not finite has no gradient."""
-    terms = grad * np.where(np.isfinite(scores), scores, 0)
-    return np.asarray(terms.sum(axis=1, dtype=np.float64))
+    return np.asarray((grad * _finite(scores)).sum(axis=1, dtype=np.float64))
+
+
+def _finite(scores: FloatArray) -> FloatArray:
+    """Those that are not count as 0: what is off stays off."""
+    return np.where(np.isfinite(scores), scores, 0)

@@ -24,12 +24,16 @@ def _same(array: Any) -> Any:
     return array
 
 
-def _forgotten(*_: Any) -> dict[Any, Any]:
+class _Forgotten:
     """Takes the place of `differentiate` in a solution that was pickled."""
-    raise GraphError(
-        "vjp: this solution was pickled (or deeply copied), and does not know its graph any more. "
-        "Solve the graph again, from warm_start=solution."
-    )
+
+    def __call__(self, *_: Any) -> dict[Any, Any]:
+        raise GraphError(
+            "This solution was pickled (or deeply copied), and does not know its graph any more. "
+            "Solve the graph again, from warm_start=solution."
+        )
+
+    jvp = __call__
 
 
 @dataclass(eq=False)
@@ -75,7 +79,7 @@ class Solution:
         objective: Any = self.objective
         state["optimum"] = objective.detach() if is_tensor(objective) else objective
         if self.differentiate is not None:
-            state["differentiate"] = _forgotten
+            state["differentiate"] = _Forgotten()
         return state
 
     @property
@@ -261,11 +265,7 @@ class Solution:
             >>> solution.vjp({u: np.array([1.0, 0.0, 0.0])})[u]
             array([ 0.5, -0.5,  0. ])
         """
-        if self.differentiate is None:
-            raise GraphError(
-                "vjp is for NumPy scores; with torch tensors, call backward() on what you compute "
-                "from the values."
-            )
+        derivative = self._derivative("vjp", "call backward() on what you compute from the values")
         if grads is None:
             grads = {}
         if not isinstance(grads, Mapping):
@@ -273,4 +273,42 @@ class Solution:
                 f"vjp takes a dict from variables to gradients, as in vjp({{u: grad}}), "
                 f"got {type(grads).__name__}."
             )
-        return self.differentiate(grads, probs or {}, objective)
+        return derivative(grads, probs or {}, objective)  # type: ignore[no-any-return]
+
+    def jvp(self, moves: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The Jacobian–vector product, for NumPy: how the values move with the scores.
+
+        Args:
+            moves: for variables (or slices) and factors with scores, the direction in which their
+                scores move, in the shape of the scores. Further scores of the same factor have
+                keys such as `(sequence, "initial")`; a temperature has the key "temperature".
+
+        Returns:
+            The direction in which the value of every variable and factor moves, and, under the key
+            "objective", that of the objective.
+
+        Raises:
+            GraphError: for a key that has no scores, or if the scores were torch tensors.
+            ShapeError: if a direction does not have the shape of the scores.
+
+        Example:
+            >>> import numpy as np, factormax as fm
+            >>> fg = fm.FactorGraph()
+            >>> u = fg.variable_from(np.array([1.0, 0.5, -1.0]))
+            >>> _ = fg.add(fm.Xor(u))
+            >>> solution = fg.solve()
+            >>> solution.jvp({u: np.array([1.0, 0.0, 0.0])})[u]
+            array([ 0.5, -0.5,  0. ])
+        """
+        if not isinstance(moves, Mapping):
+            raise GraphError(
+                f"jvp takes a dict from variables to directions, as in jvp({{u: direction}}), "
+                f"got {type(moves).__name__}."
+            )
+        derivative = self._derivative("jvp", "use torch.func.jvp or torch.autograd.forward_ad")
+        return derivative.jvp(moves)  # type: ignore[no-any-return]
+
+    def _derivative(self, word: str, remedy: str) -> Any:
+        if self.differentiate is None:
+            raise GraphError(f"{word} is for NumPy scores; with torch tensors, {remedy}.")
+        return self.differentiate

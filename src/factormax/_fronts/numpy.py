@@ -15,6 +15,7 @@ from factormax.checks import shown
 from factormax.conflict import conflicts_of
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
+from factormax.factors.scores import Scores
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
 from factormax.variable import Variable
@@ -109,10 +110,49 @@ class _Derivative:
             out["temperature"] = sum([f.temperature for f in found])
         for part, *own in zip(self.parts, *[f.factors for f in found], strict=True):
             grad = sum(own[1:], own[0])
-            first = part is part.factor._score_parts[0]
-            name = part.factor if first else (part.factor, part.label)
+            name = self._name_of(part)
             out[name] = out[name] + grad if name in out else grad
         return out
+
+    def jvp(self, moves: Mapping[Any, Any]) -> dict[Any, Any]:
+        """How the values move, if the scores of these variables and factors move so."""
+        task = self.task
+        scores: list[Any] = [None] * len(self.tensors)
+        own: list[Any] = [None] * len(self.parts)
+        heat = None
+        names = [self._name_of(part) for part in self.parts]
+        for key, given in moves.items():
+            move = np.asarray(given)
+            if isinstance(key, str) and key == "temperature" and task.temperature is not None:
+                _require_shape(key, move, task.temperature_shape, "a direction")
+                heat = move
+            elif self._is_own(key):
+                self._add_slice(key, move, scores, "direction")
+            elif key in names:
+                place = names.index(key)
+                part, shape = self.parts[place], self.task.layout.parts[place].given_shape
+                _require_shape(part.name, move, shape, "a direction")
+                own[place] = move
+            else:
+                raise GraphError(f"jvp: {key!r} has no scores in this solution.")
+        values, factor_values, objective = task.push_forward(scores, own, heat)
+        out: dict[Any, Any] = {
+            t.variable: value.astype(_value_dtype(t.scores), copy=False)
+            for t, value in zip(self.tensors, values, strict=True)
+        }
+        out |= dict(zip(names, factor_values, strict=True))
+        return out | {"objective": objective}
+
+    def _is_own(self, key: Any) -> bool:
+        """Whether it is a variable that was solved for."""
+        own = isinstance(key, Variable) and key.graph is self.graph
+        return own and key.position < len(self.tensors)
+
+    @staticmethod
+    def _name_of(part: Scores) -> Any:
+        """What stands for scores of a factor: the factor, and a label if they are not its first."""
+        first = part is part.factor._score_parts[0]
+        return part.factor if first else (part.factor, part.label)
 
     def _of_values(self, grads: Mapping[Any, Any]) -> tuple[list[Any], list[Any]]:
         values: list[Any] = [None] * len(self.tensors)
@@ -120,10 +160,9 @@ class _Derivative:
         for key, given in grads.items():
             grad = np.asarray(given)
             place = next((i for i, p in enumerate(self.parts) if p.factor is key), None)
-            if isinstance(key, Variable) and key.graph is self.graph:
-                if key.position < len(self.tensors):
-                    self._add_slice(key, grad, values)
-                    continue
+            if self._is_own(key):
+                self._add_slice(key, grad, values)
+                continue
             if place is None:
                 raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
             shape = (*self.task.batch_shape, *self.parts[place].own_shape)
@@ -153,10 +192,12 @@ class _Derivative:
             )
         return np.broadcast_to(array, shape)
 
-    def _add_slice(self, key: Variable, grad: npt.NDArray[Any], values: list[Any]) -> None:
+    def _add_slice(
+        self, key: Variable, grad: npt.NDArray[Any], values: list[Any], what: str = "gradient"
+    ) -> None:
         """Adds the gradient of a variable's or a slice's value to that of the whole tensor."""
         task, place = self.task, key.position
-        _require_shape(key.name, grad, (*task.batch_shape, *key.shape))
+        _require_shape(key.name, grad, (*task.batch_shape, *key.shape), f"a {what}")
         if not key.keys and not key.negated and values[place] is None:
             values[place] = grad
             return
@@ -184,6 +225,11 @@ def _value_dtype(scores: npt.NDArray[Any] | None) -> np.dtype[Any]:
     return scores.dtype
 
 
-def _require_shape(name: str, grad: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    if grad.shape != shape:
-        raise ShapeError(f"{name}: its value has shape {shape}, got a gradient of {grad.shape}.")
+def _require_shape(
+    name: str,
+    given: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    what: str = "a gradient",
+) -> None:
+    if given.shape != shape:
+        raise ShapeError(f"{name}: its value has shape {shape}, got {what} of {given.shape}.")
