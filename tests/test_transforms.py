@@ -402,6 +402,58 @@ def test_a_gradient_penalty():
     assert gradcheck(penalty, weight)
 
 
+@pytest.mark.parametrize("kind", ["sparsemap", "hinge", "perceptron"])
+def test_losses(case, kind):
+    """Of each sample, with a target of its own; the curvature of the first kind is J."""
+
+    def built(x):
+        fg = fm.FactorGraph()
+        scores, *own = cut(x, case.shapes)
+        u = fg.variable_from(scores)
+        fg.add(case.make(u, *own))
+        fg.add(beside(u))
+        return fg, u
+
+    def loss(x, target):
+        fg, u = built(x)
+        return fg.loss({u: target}, kind, tol=TIGHT)
+
+    targets = []
+    for x in -case.point(2):
+        fg, u = built(x)
+        fg.decode()
+        targets.append(u.value)
+    x, targets = torch.tensor(case.point(2)), torch.tensor(np.array(targets))
+    found, values = torch.func.vmap(torch.func.grad_and_value(loss))(x, targets)
+    for i in range(2):
+        own = x[i].clone().requires_grad_()
+        value = loss(own, targets[i])
+        value.backward()
+        torch.testing.assert_close(values[i], value.detach(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[i], own.grad, rtol=0, atol=1e-9)
+    if kind == "sparsemap" and not case.own:
+        curvature = torch.func.hessian(loss)(x[0], targets[0])
+        close(curvature.numpy(), numpy_jacobian(case, case.point(2)[0]))
+
+
+def test_a_loss_says_what_it_does_not_take():
+    def loss(scores, target, **options):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u))
+        return fg.loss({u: target}, **options)
+
+    grad, scores = torch.func.grad, torch.zeros(3)
+    with pytest.raises(fm.GraphError, match="mask= is not supported inside"):
+        grad(lambda s: loss(s, torch.eye(3)[0], mask=torch.ones(3, dtype=torch.bool)))(scores)
+    with pytest.raises(fm.GraphError, match="must be made of 0 and 1"):
+        grad(lambda s: loss(s, torch.full((3,), 0.5)))(scores)
+    with pytest.raises(fm.GraphError, match="breaks Xor"):
+        grad(lambda s: loss(s, torch.ones(3)))(scores)
+    with pytest.raises(fm.ShapeError, match="the target of u must have shape"):
+        grad(lambda s: loss(s, torch.ones(2)))(scores)
+
+
 def test_surrogates():
     """Straight-through is linear in what comes in; SPIGOT is not, and says so."""
 

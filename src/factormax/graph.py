@@ -362,15 +362,21 @@ class FactorGraph:
         on_failure: str,
         temperature: ArrayLike | None,
     ) -> Any:
-        from factormax.queries.loss import flat_target
+        from factormax.queries.loss import check_arguments, flat_target
 
         if self._made:
             self._warn_of_forgotten()
         linear = kind != "sparsemap"
         options = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=linear)
-        target = flat_target(self, targets, kind, cost, mask)
         if temperature is not None:
             temperature = self._checked_temperature(temperature)
+        if self._uses_torch:
+            from factormax._fronts.torch.transformed import is_transformed, loss_transformed
+
+            if is_transformed():
+                check_arguments(self, targets, kind, cost)
+                return loss_transformed(self, targets, kind, cost, mask, options, temperature)
+        target = flat_target(self, targets, kind, cost, mask)
         return self._front().loss(self, target, options, temperature)
 
     # ---- for the fronts --------------------------------------------------------------------------

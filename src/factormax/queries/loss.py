@@ -31,7 +31,7 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["KINDS", "Target", "evaluate", "flat_target"]
+__all__ = ["KINDS", "Target", "check_arguments", "evaluate", "flat_target"]
 
 KINDS = ("sparsemap", "perceptron", "hinge")
 
@@ -129,10 +129,10 @@ def _best_completion(
 # ---- Laying the targets out ----------------------------------------------------------------------
 
 
-def flat_target(
-    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
-) -> Target:
-    """The arguments of `FactorGraph.loss`, checked and laid out."""
+def check_arguments(
+    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any
+) -> None:
+    """Raises unless the arguments of a loss make sense together."""
     one_of("kind", kind, KINDS)
     if cost is not None and kind != "hinge":
         raise ValueError(f'cost is only for kind="hinge", not for {kind!r}.')
@@ -143,6 +143,13 @@ def flat_target(
             raise GraphError(f"loss: {u!r} is no variable of this graph.")
         if u.negated:
             raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
+
+
+def flat_target(
+    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
+) -> Target:
+    """The arguments of `FactorGraph.loss`, checked and laid out."""
+    check_arguments(graph, targets, kind, cost)
     shape = graph._known_batch_shape()
     batch = int(np.prod(shape, dtype=np.int64))
     values = np.zeros((batch, graph._num_variables))

@@ -37,7 +37,7 @@ class Applied(torch.autograd.Function):
         dtype = host.raw.mu.dtype
         numbers = [v.detach().cpu().numpy().astype(dtype, copy=False) for v in vectors]
         found = host.applied(which, place.cpu().numpy(), numbers)
-        return tuple([torch.from_numpy(f).to(place.device) for f in found])
+        return tuple([torch.from_numpy(f).to(place.device, vectors[0].dtype) for f in found])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -8,6 +8,8 @@ transformed need not pay: see `factormax._fronts.torch.EagerSolve`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,12 @@ from factormax._fronts.torch.optimum import Optimum
 from factormax._inputs import Inputs
 from factormax._layout import Layout
 from factormax._options import Options
+from factormax._raw import RawSolution
 from factormax._report import report_failures
 from factormax._task import Task
 from factormax.checks import check_scores
+from factormax.errors import GraphError, ShapeError
+from factormax.queries.loss import Target, evaluate
 from factormax.queries.solve import answer
 from factormax.solution import Details, Solution
 from factormax.structures import Support, lists_structures
@@ -37,6 +42,7 @@ __all__ = [
     "first_tensor",
     "flat_numbers",
     "is_transformed",
+    "loss_transformed",
     "set_answer",
     "solve_transformed",
 ]
@@ -69,7 +75,7 @@ class FlatSolve(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keeps the solve."""
         ctx.plan, *rest = inputs
-        ctx.count = len(rest)
+        ctx.count, ctx.outputs = len(rest), len(output)
         ctx.mark_non_differentiable(*output[2:])
         ctx.save_for_backward(output[-1])
         ctx.save_for_forward(output[-1])
@@ -88,7 +94,7 @@ class FlatSolve(torch.autograd.Function):
         (place,) = ctx.saved_tensors
         require_linear(ctx.plan.options)
         apply: Any = Applied.apply
-        return *apply(ctx.plan, "jacobian", place, *tangents[1:3]), *[None] * 4
+        return *apply(ctx.plan, "jacobian", place, *tangents[1:3]), *[None] * (ctx.outputs - 2)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: FlatPlan, *numbers: Any) -> Any:
@@ -148,15 +154,16 @@ class FlatPlan:
         self.form, self.options = graph._form(), options
         self.grad_enabled = torch.is_grad_enabled()
 
-    def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *params: Any) -> Any:
+    def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *more: Any) -> Any:
         """Solves, of real numbers by now."""
         graph, self.graph = self.graph, None
         assert graph is not None
+        count = len(graph._params())
         inputs = Inputs(
             self.form.model,
-            as_numpy(eta_u),
-            _shared(eta_v),
-            [p if isinstance(p, float) else _shared(p) for p in params],
+            as_numpy(eta_u).copy(),  # the caller may write into them
+            _shared(eta_v).copy(),
+            [p if isinstance(p, float) else _shared(p) for p in more[:count]],
             None if mask is None else _shared(mask),
             graph._own_oracles(),
         )
@@ -167,16 +174,52 @@ class FlatPlan:
         if inputs.core.needs_a_look:
             check_flat(graph, inputs)
         with torch.set_grad_enabled(self.grad_enabled):
-            raw = answer(inputs, self.options, None if warm is None else as_numpy(warm))
+            found = self.answer(inputs, warm, *more[count:])
+        raw = self.task.raw
         report_failures(raw, self.options.on_failure)
-        inputs = inputs.replace(eta_u=inputs.eta_u.copy(), eta_v=inputs.eta_v.copy())
-        listed = lists_structures(raw.structures)
-        kept = inputs.without_oracles()
-        self.task = Task.answered(self.form, kept, self.options, raw, len(eta_u), listed)
-        objective = raw.objective.astype(raw.mu.dtype, copy=False)
         report = np.concatenate([raw.report(), [raw.upper_bound, raw.integral]]).T
-        found = (raw.mu, raw.mu_v, objective, raw.tau, np.ascontiguousarray(report))
+        found += (raw.tau, np.ascontiguousarray(report))
         return *map(torch.from_numpy, found), torch.arange(len(eta_u))
+
+    def answer(self, inputs: Inputs, warm: Any) -> tuple[Any, ...]:
+        """What is differentiable of it, and the objective; the task is then there."""
+        raw = self.ask(inputs, self.options, None if warm is None else as_numpy(warm))
+        return raw.mu, raw.mu_v, raw.objective.astype(raw.mu.dtype, copy=False)
+
+    def ask(self, inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
+        """Solves; the answer is then the task's."""
+        raw = answer(inputs, options, warm)
+        listed, kept = lists_structures(raw.structures), inputs.without_oracles()
+        self.task = Task.answered(self.form, kept, options, raw, len(inputs.eta_u), listed)
+        return raw
+
+
+class FlatLossPlan(FlatPlan):
+    """The same for a loss, whose gradient is what is differentiable.
+
+    Args:
+        graph, options: as above.
+        kind: of the loss.
+        given: `(n,)`, the variables that have a target.
+    """
+
+    def __init__(self, graph: FactorGraph, options: Options, kind: str, given: Any) -> None:
+        super().__init__(graph, options)
+        self.kind, self.given, self.factors = kind, given, list(graph._factors)
+
+    def answer(self, inputs: Inputs, warm: Any, *of_target: Any) -> tuple[Any, ...]:
+        """The gradients of the flat scores, the loss, and the marginals."""
+        values, *cost = [as_numpy(t) for t in of_target]
+        if not np.isin(values, (0, 1)).all():
+            raise GraphError("loss: the targets must be made of 0 and 1.")
+        if (~self.given & inputs.present.any(axis=0)).any():
+            raise GraphError("loss: a variable has no target. Give one for every variable.")
+        batch = (len(values),)
+        target = Target(self.kind, values, None, cost[0] if cost else None, self.factors, batch)
+        losses, grad_u, grad_v = evaluate(inputs, target, self.options, self.ask)
+        raw, dtype = self.task.raw, inputs.eta_u.dtype
+        found = (grad_u, grad_v, losses, raw.mu, raw.mu_v)
+        return tuple([np.ascontiguousarray(a, dtype) for a in found])
 
 
 def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
@@ -202,27 +245,95 @@ def solve_transformed(
     """Solves a graph whose scores are those of a transform."""
     plan = FlatPlan(graph, options)
     layout = plan.form.layout
+    warm = None
+    if warm_start is not None:
+        tau = graph._check_multipliers(warm_start, layout.batch, plan.form.model.num_dual)
+        warm = torch.as_tensor(tau).detach()
+    eta_u, eta_v, found = _applied_to(plan, graph, warm, temperature)
+    mu, mu_v, objective, tau, report, place = found
+    listing = FlatListing(plan, place, eta_u, eta_v)
+    apply: Any = Optimum.apply
+    objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
+    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
+    return set_answer(graph, layout, mu, mu_v, objective, tau, report.T, options, answers)
+
+
+def _applied_to(
+    plan: FlatPlan, graph: FactorGraph, warm: Tensor | None, temperature: Any, *more: Tensor
+) -> tuple[Tensor, Tensor, Any]:
+    """The flat scores of a graph, and what `FlatSolve` makes of them."""
+    layout = plan.form.layout
     eta_u, eta_v, mask = flat_numbers(graph, layout, temperature)
-    rows, dtype = layout.batch, eta_u.dtype
+    rows = layout.batch
     eta_v = eta_v.expand(rows, eta_v.shape[1])
     if mask is not None:
         mask = mask.expand(rows, mask.shape[1])
+    if warm is not None:
+        warm = warm.to("cpu", eta_u.dtype)
     params = [
         p if isinstance(p, float) else _as_tensor(p).expand(rows, p.shape[1])
         for p in graph._params()
     ]
-    warm = None
-    if warm_start is not None:
-        tau = graph._check_multipliers(warm_start, rows, plan.form.model.num_dual)
-        warm = torch.as_tensor(tau).detach().to("cpu", dtype)
     apply: Any = FlatSolve.apply
-    mu, mu_v, objective, tau, report, place = apply(plan, eta_u, eta_v, mask, warm, *params)
-    listing = FlatListing(plan, place, eta_u, eta_v)
-    apply = Optimum.apply
-    objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
-    structured = graph._structured
-    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(structured)]
-    return set_answer(graph, layout, mu, mu_v, objective, tau, report.T, options, answers)
+    return eta_u, eta_v, apply(plan, eta_u, eta_v, mask, warm, *params, *more)
+
+
+def loss_transformed(
+    graph: FactorGraph,
+    targets: Any,
+    kind: str,
+    cost: Any,
+    mask: Any,
+    options: Options,
+    temperature: Any,
+) -> Tensor:
+    """The losses of a graph whose scores are those of a transform."""
+    if mask is not None:
+        raise GraphError(
+            "loss: mask= is not supported inside the transforms of torch.func. Call loss outside "
+            "of them, or give the whole target."
+        )
+    given, values = _flat_target(graph, "the target", targets)
+    more = [values]
+    if kind == "hinge":
+        costs = cost if isinstance(cost, Mapping) else dict.fromkeys(targets, cost)
+        filled = {u: 1.0 if costs.get(u) is None else costs[u] for u in targets}
+        more.append(_flat_target(graph, "the cost", filled)[1])
+    plan = FlatLossPlan(graph, options, kind, given)
+    eta_u, eta_v, found = _applied_to(plan, graph, None, temperature, *more)
+    grad_u, grad_v, losses, mu, mu_v, tau, report, place = found
+    listing = FlatListing(plan, place, eta_u.detach(), eta_v.detach())
+    apply: Any = Optimum.apply
+    value = apply(losses, None, eta_u, eta_v, grad_u, grad_v)
+    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
+    layout = plan.form.layout
+    solution = set_answer(graph, layout, mu, mu_v, value, tau, report.T, options, answers)
+    return solution.objective  # type: ignore[return-value]
+
+
+def _flat_target(graph: FactorGraph, what: str, targets: Any) -> tuple[Any, Tensor]:
+    """Which variables have one, `(n,)`, and the targets as they lie in flat arrays, `(B, n)`."""
+    shape = graph._known_batch_shape()
+    rows = math.prod(shape)
+    index = [u.index.reshape(-1) for u in targets]
+    given = np.bincount(np.concatenate(index), minlength=graph._num_variables)
+    if given.max(initial=0) > 1:
+        raise GraphError("loss: a variable has two targets. Give one for every variable.")
+    columns = []
+    for u, target in targets.items():
+        tensor = torch.as_tensor(target).detach().to("cpu", torch.float64)
+        try:
+            full = tensor.expand((*shape, *u.shape))
+        except RuntimeError:
+            raise ShapeError(
+                f"loss: {what} of {u.name} must have shape {(*shape, *u.shape)}, got "
+                f"{tuple(tensor.shape)}."
+            ) from None
+        columns.append(full.reshape(rows, u.size))
+    missing = np.flatnonzero(given == 0)
+    columns.append(torch.zeros((rows, len(missing)), dtype=torch.float64))
+    order = np.argsort(np.concatenate([*index, missing]))
+    return given > 0, torch.cat(columns, 1)[:, torch.from_numpy(order)]
 
 
 def _as_tensor(param: Any) -> Tensor:
