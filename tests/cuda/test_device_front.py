@@ -116,6 +116,24 @@ def test_values_and_gradients_are_the_hosts(device: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
 
 
+def test_second_derivatives(device: str) -> None:
+    """Through the host, and back on the device."""
+    given = numbers()
+    found = []
+    for where in ("host", device):
+        with pytest.MonkeyPatch.context() as patch:
+            if where == "host":
+                patch.setattr(front, "ENGINES", [])
+            scores, pair = on("cpu" if where == "host" else device, *given)
+            _, u, f, _ = graph_of(scores, pair)
+            loss = (u.value**2).sum() + (f.value**2).sum()
+            first, second = torch.autograd.grad(loss, [scores, pair], create_graph=True)
+            ((first**2).sum() + (second**3).sum()).backward()
+        found.append([t.grad.cpu() for t in (scores, pair)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
 def test_half_precision_goes_through_float(device: str) -> None:
     scores, pair = on(device, *numbers(dtype=torch.bfloat16))
     _, u, f, _ = graph_of(scores, pair, tol=1e-4)

@@ -1,6 +1,8 @@
 """Layers inside the transforms of torch, and exported."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -83,6 +85,22 @@ def test_export(name):
     if case.lengths is not None:
         run = exported(layer, (scores,), case.where)
         torch.testing.assert_close(run(scores, **case.where), layer(scores, **case.where))
+
+
+def test_what_a_process_that_loads_must_import(tmp_path):
+    """The layers, and nothing else; the program can be differentiated there."""
+    layer, scores = fnn.Matching("coarse"), torch.randn(3, 4, 5)
+    program = torch.export.export(layer, (scores,))
+    torch.export.save(program, tmp_path / "layer.pt2")
+    torch.save((scores, layer(scores)), tmp_path / "numbers.pt")
+    code = (
+        "import sys, torch, factormax.nn; "
+        "run = torch.export.load(sys.argv[1] + '/layer.pt2').module(); "
+        "scores, expected = torch.load(sys.argv[1] + '/numbers.pt'); "
+        "found = run(scores.requires_grad_()); torch.testing.assert_close(found, expected); "
+        "found[0, 0, 0].backward(); assert scores.grad.isfinite().all()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=240)
 
 
 def test_export_of_what_is_empty():

@@ -8,6 +8,7 @@ same graph for a loss and for its best structure. A layer of your own is a subcl
 `StructuredLayer` with one method.
 """
 
+import factormax._fronts.torch  # noqa: F401  registers the operators that exported layers need
 from factormax.nn.base import StructuredLayer
 from factormax.nn.contiguous_selection import ContiguousSelection
 from factormax.nn.dependency_tree import DependencyTree
