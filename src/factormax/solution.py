@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from factormax.arrays import Array, is_tensor, to_numpy
+from factormax.arrays import Array, is_tensor, is_tracer, to_numpy
 from factormax.errors import GraphError
 from factormax.status import Status
 
@@ -43,6 +43,8 @@ class Details:
     dual_residual: Array
     tau: Array
     engine: str = "cpu"
+    upper_bound: Array | None = None  # of linear programs
+    integral: Array | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -154,8 +156,14 @@ class Solution:
 
     @property
     def status(self) -> Any:
-        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice."""
-        codes = to_numpy(self._batch(self.raw.status))
+        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice.
+
+        While JAX traces, the codes of them, an array of whole numbers: see `Status.from_code`.
+        """
+        found = self._batch(self.raw.status)
+        if is_tracer(found):
+            return found
+        codes = to_numpy(found)
         if codes.ndim == 0:
             return Status.from_code(int(codes))
         statuses = np.empty(codes.shape, dtype=object)
@@ -204,6 +212,8 @@ class Solution:
         return [] if self.conflicts is None else self.conflicts(flat)
 
     def __repr__(self) -> str:
+        if is_tracer(self.raw.status):
+            return f"<Solution: traced, batch shape {self.batch_shape}>"
         codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)
         passes = to_numpy(self.iterations)
         most = int(passes.max()) if passes.size else 0
@@ -252,7 +262,7 @@ class Solution:
         if self.differentiate is None:
             raise GraphError(
                 "vjp is for NumPy scores; with torch tensors, call backward() on what you compute "
-                "from the values."
+                "from the values, with JAX arrays, jax.grad or jax.vjp."
             )
         if grads is None:
             grads = {}

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import (
+    ArrayLike,
+    FloatArray,
+    is_jax,
+    is_real,
+    is_tensor,
+    is_tracer,
+    is_tracing,
+    to_numpy,
+)
 from factormax.errors import GraphError, ShapeError
 
 __all__ = ["checked_temperature", "cooled", "spread_temperature", "sum_to_temperature"]
@@ -19,7 +28,8 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
         ShapeError: if it is not broadcastable to the batch.
         GraphError: if it holds what is not a positive number.
     """
-    given: Any = temperature if is_tensor(temperature) else np.asarray(temperature)
+    kept = is_tensor(temperature) or is_jax(temperature)
+    given: Any = temperature if kept else np.asarray(temperature)
     shape = tuple(given.shape)
     fits = len(shape) <= len(batch) and all(
         s in (1, b) for s, b in zip(shape[::-1], batch[::-1], strict=False)
@@ -29,7 +39,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
             f"{name}: temperature must be a number, or broadcastable to the batch, {batch}, got "
             f"shape {shape}."
         )
-    if is_tracing():
+    if is_tracing() or (is_tracer(given) and is_real(given.dtype)):
         return given
     numbers = to_numpy(given)
     if numbers.dtype.kind not in "fiu":

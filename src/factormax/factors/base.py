@@ -18,7 +18,7 @@ import numpy.typing as npt
 from factormax import _core
 from factormax._core import BlockKind, Row
 from factormax._names import scalar_name
-from factormax.arrays import Array, FloatArray, IndexArray, is_tracing
+from factormax.arrays import Array, FloatArray, IndexArray, is_tracer, is_tracing
 from factormax.checks import shown
 from factormax.errors import FactormaxError, GraphError, ShapeError
 from factormax.factors.scores import Scores
@@ -263,8 +263,8 @@ class BaseFactor:
         raise NotImplementedError
 
     def _set_params(self, *params: Param) -> None:
-        """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
-        if not is_tracing():
+        """Keeps the parameters, and checks them unless they are traced."""
+        if not is_tracing() and not any([is_tracer(p) for p in params]):
             try:
                 self._check_params(params, self._size, self.kind)
             except FactormaxError:  # say it again with the whole name, which takes time to make

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import ArrayLike, FloatArray, is_tensor, is_tracing, to_numpy
+from factormax.arrays import (
+    ArrayLike,
+    FloatArray,
+    is_real,
+    is_tensor,
+    is_tracer,
+    is_tracing,
+    to_numpy,
+)
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, Param
@@ -35,14 +43,15 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
             f"{word}.detach()."
         )
     array = _numbers(factor, word, value)
+    spread = _spread_of(array)
     batch = factor.graph.batch_shape
     size = math.prod(shape)
     try:
         if array.ndim <= len(shape):
-            return _contiguous(np.broadcast_to(array, shape).reshape(1, size))
+            return _contiguous(spread(array, shape).reshape(1, size))
         if batch is not None and array.ndim == len(batch) + len(shape):
             count = math.prod(batch)
-            full = np.broadcast_to(array, (*batch, *shape))
+            full = spread(array, (*batch, *shape))
             return _contiguous(full.reshape(count, size))
     except ValueError:
         pass
@@ -69,8 +78,19 @@ def take_literal_param(
     return _contiguous(numbers[:, order.reshape(-1)])
 
 
+def _spread_of(array: Any) -> Any:
+    """What broadcasts such an array to a shape."""
+    if is_tracer(array):
+        import jax.numpy as jnp
+
+        return jnp.broadcast_to
+    return np.broadcast_to
+
+
 def _contiguous(array: npt.NDArray[Any]) -> FloatArray:
-    """As the core takes it; what `torch.compile` traces is laid out when it runs."""
+    """As the core takes it; what is traced is laid out when it runs."""
+    if is_tracer(array):
+        return array
     if is_tracing():
         return array.astype(np.float64)
     return np.ascontiguousarray(array, dtype=np.float64)
@@ -87,6 +107,10 @@ def _plain_number(value: Any) -> float | None:
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:
+    if is_tracer(value):
+        if not is_real(value.dtype):  # type: ignore[union-attr]
+            raise ShapeError(f"{factor.name}: {word} must be numbers, got {shown(value)}.")
+        return value  # type: ignore[return-value]
     if is_tracing():
         return to_numpy(value)
     try:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from factormax._core import OracleKind
-from factormax.arrays import ArrayLike, is_tracing
+from factormax.arrays import ArrayLike, is_tracer, is_tracing
 from factormax.errors import ShapeError
 from factormax.factors.base import Param, check_whole
 from factormax.factors.params import take_param
@@ -56,7 +56,9 @@ class SequenceBudget(StructuredFactor):
         self._set_params(take_param(self, "budget", budget, ()))
         self._oracle = OracleKind.sequence_budget
         most = length
-        if not is_tracing():  # the oracle's memory grows with it; few sizes, few compiled graphs
+        if not is_tracing() and not is_tracer(
+            self._params[0]
+        ):  # the oracle's memory grows with it; few sizes, few compiled graphs
             largest = int(min(np.max(self._params[0], initial=0), length))
             most = min(length, 1 << largest.bit_length())
         self._oracle_shape = (length, int(len(shape) == 1), most)
