@@ -7,6 +7,7 @@ whose numbers make no sense get NaN and `Status.INVALID`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ _MOST_BYTES = 1 << 22  # of scores whose solution is remembered
 def solve(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
     """Marginals, objective, multipliers, sides, and how each instance ended."""
     if quiet:
-        return _each_if_some_fail(_solve, plan, arrays, _invalid(plan, arrays[0].dtype))
+        return _each_if_some_fail(_solve, plan, arrays, partial(_invalid, plan, arrays[0].dtype))
     return _solve(plan, arrays)
 
 
@@ -46,18 +47,11 @@ def _solve(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any = 
         report_failures(raw, plan.options.on_failure)
     if plan.is_structured and not plan.options.linear:
         _remember(plan, arrays, inputs, raw)
-    dtype = inputs.eta_u.dtype
-    counts = np.stack([raw.status, raw.iterations, raw.oracle_calls, raw.integral], axis=1)
-    numbers = np.stack([raw.primal_residual, raw.dual_residual, raw.upper_bound], axis=1)
-    return [
-        raw.mu,
-        raw.mu_v,
-        raw.objective.astype(dtype)[:, None],
-        raw.tau,
-        raw.sides(),
-        counts.astype(np.int32),
-        numbers.astype(dtype),
-    ]
+    dtype, report = inputs.eta_u.dtype, raw.report()
+    if plan.options.linear:
+        report = np.stack([*report, raw.upper_bound, raw.integral])
+    objective = raw.objective.astype(dtype)[:, None]
+    return [raw.mu, raw.mu_v, objective, raw.tau, raw.sides(), report.T.astype(dtype)]
 
 
 def apply_jacobian(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
@@ -70,7 +64,10 @@ def apply_jacobian(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
         require_forward_mode(plan)
         return pull_back(plan, arrays, quiet)
     if quiet:
-        nothing = [np.zeros_like(a[:, :1]) for a in arrays[:2]]
+
+        def nothing() -> Arrays:
+            return [np.zeros_like(a[:, :1]) for a in arrays[:2]]
+
         return _each_if_some_fail(_apply_jacobian, plan, arrays, nothing, directions=2)
     return _apply_jacobian(plan, arrays)
 
@@ -117,8 +114,11 @@ def features(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
     The first array is the target, `(B, n)`; then come those of the solve.
     """
     if quiet:
-        scores = plan.model.num_scores
-        nothing = [np.zeros((1, scores), arrays[0].dtype), np.zeros((1, 1), bool)]
+
+        def nothing() -> Arrays:
+            scores = plan.model.num_scores
+            return [np.zeros((1, scores), arrays[0].dtype), np.zeros((1, 1), bool)]
+
         return _each_if_some_fail(_features, plan, arrays, nothing)
     return _features(plan, arrays)
 
@@ -179,7 +179,7 @@ def _each_if_some_fail(
     function: Callable[..., Arrays],
     plan: Plan,
     arrays: Sequence[Any],
-    nothing: Arrays,
+    nothing: Callable[[], Arrays],
     directions: int = 0,
 ) -> Arrays:
     """What a function returns; `nothing` for instances that it raises for.
@@ -200,7 +200,7 @@ def _each_if_some_fail(
         try:
             found.append(function(plan, own, True, i))
         except ValueError:
-            found.append(nothing)
+            found.append(nothing())
     return [np.concatenate(each, axis=int(directions > 0)) for each in zip(*found, strict=True)]
 
 
@@ -215,6 +215,7 @@ def _invalid(plan: Plan, dtype: Any) -> Arrays:
         np.full((1, 1), np.nan, dtype),
         np.zeros((1, plan.num_dual), dtype),
         sides,
-        np.array([[Status.INVALID.code, 0, 0, 0]], np.int32),
-        np.full((1, 3), np.nan, dtype),
+        np.array([[np.nan, np.nan, 0, Status.INVALID.code, 0, np.nan, 0]], dtype)[
+            :, : plan.num_reported
+        ],
     ]

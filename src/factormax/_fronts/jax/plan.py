@@ -109,6 +109,11 @@ class Plan:
         return int(self.model.num_variables + self.num_dual + 1)
 
     @property
+    def num_reported(self) -> int:
+        """How many numbers tell how an instance ended."""
+        return 7 if self.options.linear else 5
+
+    @property
     def num_dual(self) -> int:
         """How many multipliers an instance has: one more for each variable that may be held."""
         held = self.model.num_variables if self.operands.held else 0

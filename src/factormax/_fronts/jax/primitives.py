@@ -22,7 +22,7 @@ from factormax._fronts.jax.plan import Plan
 from factormax.errors import GraphError
 from factormax.status import Status
 
-__all__ = ["features", "solve"]
+__all__ = ["features", "is_solved", "solve"]
 
 # Parts of JAX without types, or with names that depend on its version.
 lax: Any = jax.lax
@@ -31,12 +31,18 @@ ad: Any = import_module("jax.interpreters.ad")
 batching: Any = import_module("jax.interpreters.batching")
 mlir: Any = import_module("jax.interpreters.mlir")
 
-#: Of a solve: what it returns besides the marginals, the objective and the multipliers.
-NUM_COUNTS, NUM_RESIDUALS = 4, 3
+try:  # which saves copies, from JAX 0.6.2 on
+    from jax.experimental.buffer_callback import buffer_callback as _buffer_callback
+except ImportError:
+    _buffer_callback = None  # type: ignore[assignment]
 
 
 def solve(plan: Plan, *arrays: Any) -> list[jax.Array]:
-    """Marginals of variables and scores, objective, multipliers, sides, counts and residuals."""
+    """Marginals of variables and scores, objective, multipliers, sides, and how it ended.
+
+    The last has a row for each instance: residuals, iterations, status and oracle calls; of linear
+    programs also the upper bound, and whether the answer is integral.
+    """
     return _bind(_SOLVE, arrays, plan)
 
 
@@ -115,6 +121,17 @@ def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any
     if run is host.apply_jacobian:
         host.require_forward_mode(plan)
 
+    if _buffer_callback is not None and ctx.module_context.platforms == ("cpu",):
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
+
+        def write(_: Any, places: Any, *arrays: Any) -> None:
+            found = run(plan, [np.asarray(a) for a in arrays], quiet=True)
+            for place, own in zip(places, found, strict=True):
+                np.asarray(place)[...] = own
+
+        lower = mlir.lower_fun(_buffer_callback(write, shapes), multiple_results=True)
+        return lower(ctx, *operands)
+
     def call(*arrays: Any) -> tuple[Any, ...]:
         return tuple(run(plan, [np.asarray(a) for a in arrays], quiet=True))
 
@@ -181,8 +198,7 @@ def _solve_shapes(plan: Plan, eta_u: Any, *_: Any) -> list[tuple[tuple[int, ...]
         ((batch, 1), dtype),
         ((batch, plan.num_dual), dtype),
         ((batch, plan.num_sides), np.dtype(np.int8)),
-        ((batch, NUM_COUNTS), np.dtype(np.int32)),
-        ((batch, NUM_RESIDUALS), dtype),
+        ((batch, plan.num_reported), dtype),
     ]
 
 
@@ -192,6 +208,12 @@ batching.primitive_batchers[_SOLVE] = partial(
 )
 
 
+def is_solved(report: Any) -> Any:
+    """Which instances have an answer, `(B, 1)`."""
+    status = report[:, 3:4]
+    return (status != Status.INFEASIBLE.code) & (status != Status.INVALID.code)
+
+
 def _zero(array: Any) -> Any:
     """The tangent of what has no derivative."""
     return ad.Zero(_type_of(array).to_tangent_aval())
@@ -199,7 +221,7 @@ def _zero(array: Any) -> Any:
 
 def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -> Any:
     found = _bind(_SOLVE, primals, plan)
-    mu, mu_v, objective, tau, sides, counts, _ = found
+    mu, mu_v, objective, tau, sides, report = found
     eta_u, eta_v = primals[:2]
     others = tangents[len(tangents) - plan.operands.params :] if plan.operands.params else ()
     if any([type(t) is not ad.Zero for t in others]):
@@ -210,8 +232,7 @@ def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -
         )
     d_u, d_v = (ad.instantiate_zeros(t) for t in tangents[:2])
     d_v = jnp.broadcast_to(d_v, (eta_u.shape[0], eta_v.shape[1]))
-    solved = counts[:, :1] != Status.INFEASIBLE.code
-    solved &= counts[:, :1] != Status.INVALID.code
+    solved = is_solved(report)
     # By Danskin, the gradient of the optimal value is the solution.
     d_objective = jnp.sum(jnp.where(solved, mu, 0) * d_u, axis=1, keepdims=True)
     d_objective += jnp.sum(jnp.where(solved, mu_v, 0) * d_v, axis=1, keepdims=True)

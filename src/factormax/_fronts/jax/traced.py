@@ -19,7 +19,6 @@ from factormax.arrays import is_jax
 from factormax.queries.decode import FREE
 from factormax.queries.loss import Target
 from factormax.solution import Details, Solution
-from factormax.status import Status
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -98,18 +97,18 @@ def solve_traced(
         dual = numbers.plan.model.num_dual
         tau = graph._check_multipliers(warm_start, layout.batch, dual)
         warm = lax.stop_gradient(jnp.asarray(tau, numbers.eta_u.dtype))
-    mu, mu_v, objective, tau, _, counts, residuals = numbers.solve(warm=warm)
+    mu, mu_v, objective, tau, _, report = numbers.solve(warm=warm)
     _set_answer(graph, layout, mu, mu_v)
     details = Details(
-        status=counts[:, 0],
-        iterations=counts[:, 1],
-        oracle_calls=counts[:, 2],
-        primal_residual=residuals[:, 0],
-        dual_residual=residuals[:, 1],
+        status=report[:, 3].astype(jnp.int32),
+        iterations=report[:, 2].astype(jnp.int32),
+        oracle_calls=report[:, 4].astype(jnp.int32),
+        primal_residual=report[:, 0],
+        dual_residual=report[:, 1],
         tau=tau,
         engine=engine_of(jax.default_backend()),
-        upper_bound=residuals[:, 2],
-        integral=counts[:, 3] != 0,
+        upper_bound=report[:, 5] if options.linear else None,
+        integral=report[:, 6] != 0 if options.linear else None,
     )
     shape = layout.batch_shape
     return Solution(objective.reshape(shape), details, shape, options.query)
@@ -151,7 +150,7 @@ def loss_traced(
         cost = cost if known is None else jnp.where(known, cost, 0)
         asked = eta_u + jnp.where(here, cost * (1 - 2 * y), 0)
         constant = jnp.sum(cost * y, axis=1, keepdims=True)
-    mu, mu_v, objective, _, _, counts, _ = numbers.solve(eta_u=asked)
+    mu, mu_v, objective, _, _, report = numbers.solve(eta_u=asked)
     _set_answer(graph, layout, *map(lax.stop_gradient, (mu, mu_v)))
     quadratic = 0.0 if options.linear else 0.5
     if known is None:
@@ -160,9 +159,9 @@ def loss_traced(
         score = _dot(eta_u, y) + _dot(eta_v, n_y) - quadratic * _dot(y, y)
     else:
         held = jnp.where(known & here, y, FREE).astype(jnp.int8)
-        y, n_y, score, _, _, ended, _ = numbers.solve(held=held)
-        good = _is_solved(ended)
-    solved = _is_solved(counts) & good
+        y, n_y, score, _, _, ended = numbers.solve(held=held)
+        good = primitives.is_solved(ended)
+    solved = primitives.is_solved(report) & good
     # Of two large numbers that differ by little: the value by differences, the gradient by both.
     gap = jnp.where(solved, objective, 0) + constant - jnp.where(solved, score, 0)
     gain = _dot(asked, mu - y) + _dot(eta_v, mu_v - n_y) - quadratic * _dot(mu - y, mu + y)
@@ -180,8 +179,3 @@ def _dot(scores: jax.Array, weights: jax.Array) -> jax.Array:
     counts = weights != 0
     products = jnp.where(counts, scores, 0) * weights
     return jnp.sum(products, axis=1, keepdims=True)
-
-
-def _is_solved(counts: jax.Array) -> jax.Array:
-    status = counts[:, :1]
-    return (status != Status.INFEASIBLE.code) & (status != Status.INVALID.code)
