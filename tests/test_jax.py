@@ -1,24 +1,38 @@
 """JAX: every factor through every transformation."""
 
+import importlib
 import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from factors.test_factor import TwoOf
 
 import factormax as fm
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
+import factormax.jax  # noqa: E402
+from factormax._fronts.jax import ffi, primitives  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def in_double_precision():
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        yield
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+class TwoOf(fm.Factor):
+    """The vectors with exactly two ones."""
+
+    def map(self, eta_u, eta_v):
+        m = np.zeros(len(eta_u))
+        m[np.argsort(-eta_u)[:2]] = 1
+        return m, []
 
 
 def random(*shape, seed=0):
@@ -376,8 +390,8 @@ def test_precisions():
         values = [f(eta) for f in (partial(sparsemax, axis=0), jax.jit(sparsemax))]
         assert [v.dtype for v in values] == [wanted] * 2
         np.testing.assert_array_equal(values[0], values[1])
-    with jax.enable_x64(False) if hasattr(jax, "enable_x64") else jax.experimental.disable_x64():
-        assert jax.jit(sparsemax)(np.zeros(3)).dtype == jnp.float32
+    jax.config.update("jax_enable_x64", False)
+    assert jax.jit(sparsemax)(np.zeros(3)).dtype == jnp.float32
 
 
 def sparsemax(eta, axis=None):
@@ -474,3 +488,84 @@ def test_shard_map():
 def test_jax_is_imported_when_it_is_used():
     code = "import sys, factormax as fm; fm.FactorGraph(); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+EXPORTED = """
+import sys, jax, numpy as np
+import factormax.jax
+given = np.load(sys.argv[1])
+for name in ("rows", "tree"):
+    function = jax.export.deserialize(bytearray(given[name]))
+    np.testing.assert_allclose(function.call(given["eta"]), given[name + "_value"], atol=1e-6)
+    pulled = function.vjp().call(given["eta"], given["grad"])[0]
+    np.testing.assert_allclose(pulled, given[name + "_grad"], atol=1e-5)
+assert "torch" not in sys.modules
+"""
+
+
+def test_export(tmp_path):
+    if factormax.jax.ffi_unavailable():
+        with pytest.raises(fm.FactormaxError, match="can't be exported"):
+            factormax.jax.export_checks()
+        pytest.skip(factormax.jax.ffi_unavailable())
+    pytest.importorskip("flatbuffers", reason="jax.export needs it to save a function")
+    export = importlib.import_module("jax.export")
+    eta, grad = random(2, 4, 4).astype(np.float32), random(2, 4, 4, seed=1).astype(np.float32)
+    saved = {"eta": eta, "grad": grad}
+
+    def rows(eta):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(eta, mask=np.arange(4) < 3)
+        fg.add(fm.Knapsack(u, np.arange(16).reshape(4, 4) / 16, 1.5))
+        fg.add(fm.Xor(u[[0, 2, 3]], axis=1))
+        fg.add(fm.Pair(u[0], u[1], 0.5))
+        fg.solve()
+        return u.value
+
+    def tree(eta):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(eta)
+        fg.add(fm.DepTree(u))
+        fg.add(fm.Budget(u[:, 1], np.array([[1], [2]])[:, 0]))
+        fg.solve()
+        return u.value
+
+    for function in (rows, tree):
+        checks = factormax.jax.export_checks()
+        made = export.export(jax.jit(function), disabled_checks=checks)(eta)
+        value, pull_back = jax.vjp(function, jnp.asarray(eta))
+        name = function.__name__
+        saved[name] = np.frombuffer(made.serialize(vjp_order=1), np.uint8)
+        saved[name + "_value"], saved[name + "_grad"] = value, pull_back(jnp.asarray(grad))[0]
+    np.savez(tmp_path / "saved.npz", **saved)
+    subprocess.run([sys.executable, "-c", EXPORTED, str(tmp_path / "saved.npz")], check=True)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_calls_by_way_of_python(monkeypatch, buffers):
+    """Where the core was built without the headers of a jaxlib."""
+    monkeypatch.setattr(primitives.ffi, "lowering", lambda *_: None)
+    if not buffers:
+        monkeypatch.setattr(primitives, "_buffer_callback", None)
+    for name in ("Pair", "Sequence"):
+        x = 0.4 * random(SIZE)
+        both = jax.jit(jax.value_and_grad(lambda x, n=name: jnp.sum(values_of(n, x) ** 2)))
+        value, grad = both(x)
+        exact = jax.value_and_grad(lambda x, n=name: jnp.sum(values_of(n, x) ** 2))(jnp.asarray(x))
+        np.testing.assert_allclose(value, exact[0], atol=1e-12)
+        np.testing.assert_allclose(grad, exact[1], atol=1e-9)
+
+
+def test_headers_that_are_too_new_are_refused(monkeypatch):
+    for built, running, works in [
+        ("0.10.2", "0.10.2", True),
+        ("0.10.2", "0.11.0", True),
+        ("0.10.2", "0.9.2", False),
+        ("0.7.2", "0.4.38", True),
+        ("", "0.10.2", False),
+    ]:
+        monkeypatch.setattr(ffi._core, "ffi_version", lambda v=built: v)
+        monkeypatch.setattr(
+            ffi, "import_module", lambda _, v=running: SimpleNamespace(__version__=v)
+        )
+        assert (ffi.unavailable() == "") == works

@@ -13,10 +13,13 @@ import numpy as np
 
 from factormax._core import Model
 from factormax._inputs import Inputs
+from factormax._model import is_large
 from factormax._options import Options
 from factormax.arrays import is_tracer
 from factormax.checks import check_scores
 from factormax.factors.base import BaseFactor
+from factormax.factors.structured import StructuredFactor
+from factormax.scope import ListedPart
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -60,6 +63,7 @@ class Plan:
         allow_minus_inf: for each of the latter.
         factors: the parameters of all factors.
         oracles: the user's own, as of `Inputs`.
+        wiring: what the factors are, to be written; None if it can't be.
     """
 
     def __init__(
@@ -72,15 +76,16 @@ class Plan:
         allow_minus_inf: list[bool],
         factors: list[FactorParams],
         oracles: tuple[Any, ...] = (),
+        wiring: list[Any] | None = None,
     ) -> None:
         self.model, self.options, self.operands = model, options, operands
         self.tensors, self.scores, self.allow_minus_inf = tensors, scores, allow_minus_inf
-        self.factors, self.oracles = factors, oracles
+        self.factors, self.oracles, self.wiring = factors, oracles, wiring
 
     def replace(self, **changes: Any) -> Plan:
         """The same with something else."""
         names = ("model", "options", "operands", "tensors", "scores", "allow_minus_inf", "factors")
-        kept = {name: getattr(self, name) for name in (*names, "oracles")}
+        kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring")}
         return Plan(**(kept | changes))
 
     @cached_property
@@ -180,5 +185,25 @@ def plan_of(graph: FactorGraph, options: Options) -> tuple[Plan, list[Any]]:
         [p.allow_minus_inf for p in graph._score_parts()],
         factors,
         graph._own_oracles(),
+        _wiring_of(graph),
     )
     return plan, traced
+
+
+def _wiring_of(graph: FactorGraph) -> list[Any] | None:
+    """What the factors of a graph are; None if that can't be written, or is too much."""
+    if graph._own_oracles() or is_large(graph._factors):
+        return None
+    return [_wiring(f) for f in graph._factors]
+
+
+def _wiring(factor: BaseFactor) -> list[Any]:
+    scope: list[Any] = [
+        p.literals.tolist() if isinstance(p, ListedPart) else list(p) for p in factor._scope
+    ]
+    oracle: list[Any] = []
+    if isinstance(factor, StructuredFactor):
+        scores, slots = factor._num_scores, factor._slots
+        oracle = [int(factor._oracle), list(factor._oracle_shape), scores, slots, factor._link]
+    listed = [isinstance(p, ListedPart) for p in factor._scope]
+    return [factor._registered, scope, listed, len(factor._params), oracle]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from factormax._fronts.jax import host
+from factormax._fronts.jax import ffi, host
 from factormax._fronts.jax.plan import Plan
 from factormax.errors import GraphError
 from factormax.status import Status
@@ -117,12 +117,17 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Shapes, main: int) ->
 
 
 def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any:
-    """A call back to Python, which gets NumPy arrays."""
+    """A call of the core by XLA, or else one back to Python, which gets NumPy arrays."""
     if run is host.apply_jacobian:
         host.require_forward_mode(plan)
 
-    if _buffer_callback is not None and ctx.module_context.platforms == ("cpu",):
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
+    on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
+    by_ffi = ffi.lowering(run.__name__, plan) if on_cpu else None
+    if by_ffi is not None:
+        return by_ffi(ctx, *operands)
+    if _buffer_callback is not None and on_cpu:
+        struct: Any = jax.ShapeDtypeStruct
+        shapes = [struct(a.shape, a.dtype) for a in ctx.avals_out]
 
         def write(_: Any, places: Any, *arrays: Any) -> None:
             found = run(plan, [np.asarray(a) for a in arrays], quiet=True)
