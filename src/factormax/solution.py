@@ -43,8 +43,6 @@ class Details:
     dual_residual: Array
     tau: Array
     engine: str = "cpu"
-    upper_bound: Array | None = None  # of linear programs
-    integral: Array | None = None
 
 
 @dataclass(eq=False, repr=False)

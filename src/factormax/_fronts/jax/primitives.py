@@ -240,7 +240,8 @@ def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -
     solved = is_solved(report)
     # By Danskin, the gradient of the optimal value is the solution.
     d_objective = jnp.sum(jnp.where(solved, mu, 0) * d_u, axis=1, keepdims=True)
-    d_objective += jnp.sum(jnp.where(solved, mu_v, 0) * d_v, axis=1, keepdims=True)
+    if eta_v.shape[1]:
+        d_objective += jnp.sum(jnp.where(solved, mu_v, 0) * d_v, axis=1, keepdims=True)
     rest = [_zero(f) for f in found[3:]]
     options = plan.options
     if options.linear and options.surrogate is None:  # piecewise constant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from factormax._options import Options
 from factormax.arrays import is_jax
 from factormax.queries.decode import FREE
 from factormax.queries.loss import Target
-from factormax.solution import Details, Solution
+from factormax.solution import Solution
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -83,6 +84,50 @@ def _cooled(scores: jax.Array, temperature: jax.Array) -> jax.Array:
     return jnp.where(finite, jnp.where(finite, scores, 0) / divisor, scores)
 
 
+@dataclass(eq=False)
+class _Details:
+    """What a solution tells of each instance, `(B,)`, worked out when it is asked for."""
+
+    report: jax.Array  # as the primitive returns it
+    tau: jax.Array
+    engine: str
+
+    @property
+    def status(self) -> jax.Array:
+        """The codes."""
+        return self.report[:, 3].astype(jnp.int32)
+
+    @property
+    def iterations(self) -> jax.Array:
+        """Passes over the graph."""
+        return self.report[:, 2].astype(jnp.int32)
+
+    @property
+    def oracle_calls(self) -> jax.Array:
+        """Calls of MAP oracles."""
+        return self.report[:, 4].astype(jnp.int32)
+
+    @property
+    def primal_residual(self) -> jax.Array:
+        """How far the constraints are from holding."""
+        return self.report[:, 0]
+
+    @property
+    def dual_residual(self) -> jax.Array:
+        """How far the last step moved."""
+        return self.report[:, 1]
+
+    @property
+    def upper_bound(self) -> jax.Array:
+        """Of linear programs."""
+        return self.report[:, 5]
+
+    @property
+    def integral(self) -> jax.Array:
+        """Of linear programs."""
+        return self.report[:, 6] != 0
+
+
 # ---- Solve ---------------------------------------------------------------------------------------
 
 
@@ -99,17 +144,7 @@ def solve_traced(
         warm = lax.stop_gradient(jnp.asarray(tau, numbers.eta_u.dtype))
     mu, mu_v, objective, tau, _, report = numbers.solve(warm=warm)
     _set_answer(graph, layout, mu, mu_v)
-    details = Details(
-        status=report[:, 3].astype(jnp.int32),
-        iterations=report[:, 2].astype(jnp.int32),
-        oracle_calls=report[:, 4].astype(jnp.int32),
-        primal_residual=report[:, 0],
-        dual_residual=report[:, 1],
-        tau=tau,
-        engine=engine_of(jax.default_backend()),
-        upper_bound=report[:, 5] if options.linear else None,
-        integral=report[:, 6] != 0 if options.linear else None,
-    )
+    details = _Details(report, tau, engine_of(jax.default_backend()))
     shape = layout.batch_shape
     return Solution(objective.reshape(shape), details, shape, options.query)
 
