@@ -388,6 +388,34 @@ def test_queries_outside_of_a_trace():
             jax.jit(traced(what))(scores)
 
 
+def test_warm_starts_and_empty_batches():
+    def solve(eta, start=None):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(eta)
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        solution = fg.solve(warm_start=start, tol=1e-10)
+        return u.value, solution
+
+    eta = jnp.asarray(random(2, 4, 5))
+    value, earlier = solve(eta)
+
+    def again(eta):  # from a solution that is there, and from one that is traced
+        first, traced = solve(eta, earlier)
+        second, last = solve(eta, traced)
+        return first, second, last.iterations, last.objective
+
+    first, second, iterations, _ = jax.jit(again)(eta)
+    np.testing.assert_allclose(first, value, atol=1e-9)
+    np.testing.assert_allclose(second, value, atol=1e-9)
+    assert (iterations <= earlier.iterations).all()
+    grad = jax.jit(jax.grad(lambda e: again(e)[3].sum()))(eta)
+    np.testing.assert_allclose(grad, value, atol=1e-9)
+    for run in (lambda f: f, jax.jit):
+        value, pull_back = jax.vjp(run(lambda e: solve(e)[0]), eta[:0])
+        assert pull_back(value)[0].shape == value.shape == (0, 4, 5)
+
+
 def test_precisions():
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32):
         eta = jnp.asarray([1, 0, -2], dtype)
@@ -558,6 +586,24 @@ def test_calls_by_way_of_python(monkeypatch, buffers):
         exact = jax.value_and_grad(lambda x, n=name: jnp.sum(values_of(n, x) ** 2))(jnp.asarray(x))
         np.testing.assert_allclose(value, exact[0], atol=1e-12)
         np.testing.assert_allclose(grad, exact[1], atol=1e-9)
+
+
+def test_a_graph_that_the_core_forgot_comes_again():
+    if factormax.jax.ffi_unavailable():
+        pytest.skip(factormax.jax.ffi_unavailable())
+    function, calls = jax.jit(sparsemax), []
+    eta = jnp.asarray(random(4))
+    exact = function(eta)
+    for k in range(256):  # as many as it keeps
+        model = fm._core.Model(1, [])
+        fm._core.ffi_keep(f"another {k}", model, fm._core.Settings(), [], False)
+    fm._core.ffi_set_python(lambda name, *rest: (calls.append(name), ffi._call(name, *rest)))
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(function(eta), exact)
+    finally:
+        fm._core.ffi_set_python(ffi._call)
+    assert calls == ["solve"]
 
 
 def test_headers_that_are_too_new_are_refused(monkeypatch):

@@ -87,7 +87,7 @@ def _device(graph: FactorGraph) -> str:
     given = [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]
     devices = [d for s in given if hasattr(s, "devices") for d in s.devices()]
     kind = devices[0].platform if devices else "cpu"
-    return "cpu" if kind == "cpu" else f"jax-{kind}"
+    return "cpu" if kind == "cpu" else f"JAX on {kind}"
 
 
 def _solve_now(

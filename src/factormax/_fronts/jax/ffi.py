@@ -91,10 +91,8 @@ def _keep(text: str, plan: Plan) -> None:
 
 def _call(name: str, text: str, arrays: list[Any], places: list[Any]) -> None:
     """What the core calls where it can't answer by itself."""
-    plan = _plans.get(text)
-    if plan is None:  # of a function that was exported
-        plan = read(text)
-        _keep(text, plan)
+    plan = _plans.get(text) or read(text)  # if the function was exported
+    _keep(text, plan)  # the core forgets all when they are many
     found = getattr(host, name)(plan, arrays, quiet=True)
     for place, own in zip(places, found, strict=True):
         place[...] = own

@@ -67,7 +67,7 @@ def _vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
     if not every:
         return arrays
     return [
-        a if own == every else _varied(a, tuple(sorted(every - own)))
+        a if own == every else _varied(a, tuple(every - own))
         for a, own in zip(arrays, axes, strict=True)
     ]
 
