@@ -34,6 +34,7 @@ def export_checks() -> list[Any]:
 
     Example:
         >>> import jax, jax.numpy as jnp, factormax as fm, factormax.jax
+        >>> from jax import export
         >>> @jax.jit
         ... def sparsemax(scores):
         ...     fg = fm.FactorGraph()
@@ -43,8 +44,8 @@ def export_checks() -> list[Any]:
         ...     return u.value
         >>> if not factormax.jax.ffi_unavailable():
         ...     checks = factormax.jax.export_checks()
-        ...     exported = jax.export.export(sparsemax, disabled_checks=checks)(jnp.zeros(3))
-        ...     saved = exported.serialize()
+        ...     exported = export.export(sparsemax, disabled_checks=checks)(jnp.zeros(3))
+        ...     # exported.serialize() is what a file takes
     """
     reason = ffi.unavailable()
     if reason:
