@@ -447,6 +447,16 @@ def test_what_is_refused():
         own = fm.FactorGraph()
         own.variable_from(np.zeros(3))
         jax.jit(lambda t: own.solve(temperature=t).objective)(1.0)
+    for mask in (True, False):
+
+        def run(traced, mask=mask):
+            own = fm.FactorGraph()
+            u = own.variable_from(np.zeros(3), mask=traced > 0 if mask else None)
+            own.add(fm.Budget(u, 1 if mask else traced))
+            return own.solve().objective
+
+        with pytest.raises(fm.GraphError, match="is traced by JAX, but the scores are NumPy"):
+            jax.jit(run)(1)
     assert u[jnp.array([1, 0])].index.tolist() == [[3, 4, 5], [0, 1, 2]]
 
 
@@ -636,3 +646,19 @@ def test_the_code_of_the_docs_runs():
         np.testing.assert_allclose(grad, names["numpy_grad"], atol=1e-5)
     assert names["status"] is fm.Status.INFEASIBLE
     np.testing.assert_allclose(names["chosen"], [[2 / 3] * 3 + [0], [1, 0, 0, 0]], atol=1e-6)
+
+
+def test_torch_is_compiled_beside_jax():
+    torch = pytest.importorskip("torch")
+
+    def values(eta, costs):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(eta, mask=torch.tensor([True, True, False]))
+        fg.add(fm.Knapsack(u, costs, 1.0))
+        fg.add(fm.Pair(u[0], u[1], 0.5))
+        fg.solve(temperature=2.0)
+        return u.value
+
+    eta, costs = torch.tensor(random(2, 3)), torch.ones(3)
+    compiled = torch.compile(values, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(eta, costs), values(eta, costs))

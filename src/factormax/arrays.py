@@ -44,7 +44,9 @@ def is_tensor(value: object) -> bool:
 def is_jax(value: object) -> bool:
     """Whether `value` is an array of JAX, concrete or traced; never imports JAX."""
     jax = sys.modules.get("jax")
-    return jax is not None and hasattr(jax, "Array") and isinstance(value, jax.Array)
+    if jax is None or is_tracing():  # torch's compiler could not look into JAX
+        return False
+    return hasattr(jax, "Array") and isinstance(value, jax.Array)
 
 
 def is_tracer(value: object) -> bool:

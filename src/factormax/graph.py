@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -280,8 +281,20 @@ class FactorGraph:
         """What messages call the library of the scores."""
         return "torch tensors" if self._uses_torch else "NumPy arrays"
 
+    def _refuse_tracers(self) -> None:
+        """Raises for masks and parameters that JAX traces beside scores that are not JAX arrays."""
+        traced = [t.name + ": the mask" for t in self._tensors if is_tracer(t.mask)]
+        traced += [f.name for f in self._factors if any([is_tracer(p) for p in f._params])]
+        if traced:
+            raise GraphError(
+                f"{traced[0]} is traced by JAX, but the scores are {self._library()}. Pass the "
+                f"scores as JAX arrays."
+            )
+
     def _front(self) -> Any:
         """What knows the library of the scores."""
+        if not self._uses_jax and "jax" in sys.modules:
+            self._refuse_tracers()
         if self._uses_torch:
             import factormax._fronts.torch as front
         elif self._uses_jax:

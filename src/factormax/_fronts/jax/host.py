@@ -7,6 +7,7 @@ whose numbers make no sense get NaN and `Status.INVALID`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -101,7 +102,7 @@ def pull_back(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
     raw = RawSolution(inputs.core)
     raw.mu[...], raw.objective[...] = mu, objective[:, 0]
     raw.mu_v[...] = 0
-    options = plan.options
+    options = replace(plan.options, on_failure="ignore") if quiet else plan.options
     out_u, out_v = np.empty_like(d_u), np.empty_like(d_v)
     for k in range(len(d_u)):
         out_u[k], out_v[k] = pull_back_linear(inputs, raw, options, d_u[k], d_v[k], None)

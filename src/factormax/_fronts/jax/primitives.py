@@ -91,11 +91,10 @@ def _varied(array: Any, axes: tuple[Any, ...]) -> Any:
 Shapes = Callable[..., list[tuple[tuple[int, ...], Any]]]
 
 
-def _primitive(name: str, run: Callable[..., Any], shapes: Shapes, main: int) -> Any:
+def _primitive(name: str, run: Callable[..., Any], shapes: Shapes) -> Any:
     """A primitive that runs on the host.
 
-    shapes: of what it returns, from its arrays.
-    main: which of its arrays has the number of dimensions of those that it returns.
+    shapes: of what it returns, from its arrays; of as many dimensions as the first of them.
     """
     primitive: Any = Primitive(name)
     primitive.multiple_results = True
@@ -106,7 +105,7 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Shapes, main: int) ->
         return [jnp.asarray(a) for a in found]
 
     def abstract(*avals: Any, plan: Plan) -> list[Any]:
-        like = avals[main]
+        like = avals[0]
         return [like.update(shape=s, dtype=d, weak_type=False) for s, d in shapes(plan, *avals)]
 
     primitive.def_impl(implement)
@@ -120,7 +119,6 @@ def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any
     """A call of the core by XLA, or else one back to Python, which gets NumPy arrays."""
     if run is host.apply_jacobian:
         host.require_forward_mode(plan)
-
     on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
     by_ffi = ffi.lowering(run.__name__, plan) if on_cpu else None
     if by_ffi is not None:
@@ -207,7 +205,7 @@ def _solve_shapes(plan: Plan, eta_u: Any, *_: Any) -> list[tuple[tuple[int, ...]
     ]
 
 
-_SOLVE = _primitive("factormax_solve", host.solve, _solve_shapes, 0)
+_SOLVE = _primitive("factormax_solve", host.solve, _solve_shapes)
 batching.primitive_batchers[_SOLVE] = partial(
     _by_instances, _SOLVE, lambda plan, i: i in (0, plan.held_place)
 )
@@ -305,7 +303,7 @@ def _jacobian_transposed(cotangents: Any, d_u: Any, d_v: Any, *others: Any, plan
     return [*own, *[None] * len(others)]
 
 
-_JACOBIAN = _primitive("factormax_jacobian", host.apply_jacobian, _jacobian_shapes, 0)
+_JACOBIAN = _primitive("factormax_jacobian", host.apply_jacobian, _jacobian_shapes)
 batching.primitive_batchers[_JACOBIAN] = partial(_jacobian_batched, _JACOBIAN)
 ad.primitive_jvps[_JACOBIAN] = _jacobian_jvp
 ad.primitive_transposes[_JACOBIAN] = _jacobian_transposed
@@ -318,7 +316,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 #: The gradient of surrogate="spigot", which is not linear: it takes the place of the transpose.
-_PULLED = _primitive("factormax_spigot", host.pull_back, _jacobian_shapes, 0)
+_PULLED = _primitive("factormax_spigot", host.pull_back, _jacobian_shapes)
 batching.primitive_batchers[_PULLED] = partial(_jacobian_batched, _PULLED)
 ad.primitive_jvps[_PULLED] = _refuse
 
@@ -331,7 +329,7 @@ def _features_shapes(plan: Plan, target: Any, *_: Any) -> list[tuple[tuple[int, 
     return [((batch, plan.model.num_scores), target.dtype), ((batch, 1), np.dtype(bool))]
 
 
-_FEATURES = _primitive("factormax_features", host.features, _features_shapes, 0)
+_FEATURES = _primitive("factormax_features", host.features, _features_shapes)
 batching.primitive_batchers[_FEATURES] = partial(
     _by_instances, _FEATURES, lambda plan, i: i in (0, 1)
 )
