@@ -162,9 +162,16 @@ stubs: $(STAMPS)/install  ## regenerate the type stub of the compiled module
 .PHONY: build
 build: $(STAMPS)/install  ## compile, and install in the venv (editable)
 
+# With headers of jaxlib that any JAX takes, or without; they are the same for every interpreter.
+HEADERS := build/jaxlib-0.7.2
+
 .PHONY: wheel
 wheel: $(STAMPS)/tools  ## build a wheel in dist/
-	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+	-[ -d $(HEADERS) ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --target $(HEADERS) --only-binary :all: --python-version 3.12 jaxlib==0.7.2
+	headers=$(CURDIR)/$(HEADERS)/jaxlib; [ -d $$headers ] || headers=OFF; \
+	  $(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+	  --config-settings=cmake.define.FACTORMAX_JAXLIB=$$headers
 
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv
