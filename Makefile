@@ -36,6 +36,7 @@ $(BIN)/python:
 $(STAMPS)/tools: constraints.txt | $(BIN)/python
 	@echo "Installing the build tools in $(VENV)"
 	$(PIP) scikit-build-core nanobind cmake ninja
+	-$(PIP) jaxlib  # for its headers: JAX then calls the core without Python in between
 	@mkdir -p $(STAMPS) && touch $@
 
 # Editable: Python edits need no reinstall, C++ edits rebuild incrementally under build/.
@@ -73,6 +74,21 @@ test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only 
 test-gpu: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-torch  ## the tests that need a GPU, then a minute of fuzzing on it
 	$(BIN)/python -m pytest -m gpu tests
 	$(BIN)/python -m fuzz --engine cuda --minutes 1 --seed $(SEED)
+
+# Each pair of an interpreter and a version of JAX has an environment of its own.
+JAX_RANGE ?= python3.10:0.4.38 $(PYTHON):0.10.2
+
+.PHONY: test-jax
+test-jax:  ## the tests of JAX with the oldest and the newest version: JAX_RANGE
+	for pair in $(JAX_RANGE); do \
+	  env=build/jax-$${pair##*:} version=$${pair##*:}; \
+	  "$${pair%%:*}" -m venv $$env && \
+	  $$env/bin/python -m pip install --quiet --disable-pip-version-check jax==$$version \
+	    jaxlib==$$version flatbuffers optax pytest scikit-build-core nanobind cmake ninja && \
+	  PATH="$(CURDIR)/$$env/bin:$$PATH" $$env/bin/python -m pip install --quiet \
+	    --disable-pip-version-check --no-build-isolation --no-deps . && \
+	  $$env/bin/python -m pytest -W default tests/test_jax.py || exit 1; \
+	done
 
 .PHONY: cpp-test
 cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
@@ -146,9 +162,16 @@ stubs: $(STAMPS)/install  ## regenerate the type stub of the compiled module
 .PHONY: build
 build: $(STAMPS)/install  ## compile, and install in the venv (editable)
 
+# With headers of jaxlib that any JAX takes, or without; they are the same for every interpreter.
+HEADERS := build/jaxlib-0.7.2
+
 .PHONY: wheel
 wheel: $(STAMPS)/tools  ## build a wheel in dist/
-	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+	-[ -d $(HEADERS) ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --target $(HEADERS) --only-binary :all: --python-version 3.12 jaxlib==0.7.2
+	headers=$(CURDIR)/$(HEADERS)/jaxlib; [ -d $$headers ] || headers=OFF; \
+	  $(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+	  --config-settings=cmake.define.FACTORMAX_JAXLIB=$$headers
 
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv

@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import decoding, gpu, lp_map, passes, speed, structured
+from benchmarks import decoding, gpu, jax_calls, lp_map, passes, speed, structured
 
 OUTPUT = Path(__file__).parent / "output"
 
@@ -21,6 +21,7 @@ def main() -> None:
         **lp_map.SECTIONS,
         **decoding.SECTIONS,
         **gpu.SECTIONS,
+        **jax_calls.SECTIONS,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("section", nargs="*", choices=[[], *sections], help="default: all")

@@ -86,10 +86,20 @@ def test_structured_attention(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_jax_training():
+    pytest.importorskip("jax")
+    pytest.importorskip("optax")
+    before, after = map(
+        int, re.findall(r"(\d+)% of the points", run("jax_training.py", "--steps", "40"))
+    )
+    assert before < 40 and after > 80
+
+
 def test_every_example_is_tested():
     tested = {
         "batch_with_masks.py",
         "custom_factor.py",
+        "jax_training.py",
         "matching_points.py",
         "paper_listings.py",
         "rationale_mask.py",

@@ -8,5 +8,6 @@ namespace factormax::python {
 void bind_model(nanobind::module_& m);
 void bind_solve(nanobind::module_& m);
 void bind_search(nanobind::module_& m);
+void bind_ffi(nanobind::module_& m);
 
 }  // namespace factormax::python

@@ -18,6 +18,7 @@
 #include "factormax/model.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "interpreter.hpp"
+#include "settings.hpp"
 
 namespace factormax::python {
 
@@ -199,15 +200,6 @@ class Inputs {
   std::vector<std::uint8_t> here_;  // (B, n), or empty if all are
   Numbers scores_ = Numbers::finite, factor_scores_ = Numbers::finite;
   std::variant<std::monostate, Typed<double>, Typed<float>> numbers_;
-};
-
-// ---- Settings
-// ------------------------------------------------------------------------------------
-
-struct Settings {
-  Method method = Method::compact;
-  Options options;
-  double seconds = std::numeric_limits<double>::infinity();
 };
 
 // ---- Solutions

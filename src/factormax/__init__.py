@@ -3,7 +3,7 @@
 Write a graph in a few lines, solve it, and differentiate through the solution::
 
     fg = fm.FactorGraph()
-    u = fg.variable_from(scores)  # (m, n), NumPy or torch
+    u = fg.variable_from(scores)  # (m, n), NumPy, torch or JAX
     fg.add(fm.Xor(u, axis=1))  # every row exactly one
     fg.add(fm.AtMostOne(u, axis=0))  # every column at most one
     fg.solve()
@@ -96,8 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`factormax.nn`, which needs torch, and `factormax.cuda` are imported when first asked for."""
-    if name in ("cuda", "nn"):
+    """Imports `nn`, which needs torch, `jax`, and `cuda` when they are first asked for."""
+    if name in ("cuda", "jax", "nn"):
         from importlib import import_module
 
         return import_module(f"factormax.{name}")

@@ -403,6 +403,23 @@ class LocalSearch:
 def best_structures(kind: OracleKind, shape: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], param: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
     """The MAP oracle of a structured factor, for each row of scores."""
 
+def ffi_version() -> str:
+    """
+    The jaxlib whose headers the handlers were compiled with; empty: there are none.
+    """
+
+def ffi_handlers() -> dict[str, object]:
+    """What XLA calls for each primitive, as capsules."""
+
+def ffi_set_python(function: object) -> None:
+    """
+    What is called for graphs that are not kept: with the name of the primitive, the text, the arrays
+    and those to write into.
+    """
+
+def ffi_keep(text: str, model: Model, settings: Settings, params: Sequence[object], masked: bool) -> None:
+    """Solves the graph that has this text without Python from now on."""
+
 def set_num_threads(threads: int) -> None: ...
 
 def get_num_threads() -> int: ...

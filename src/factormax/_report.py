@@ -67,7 +67,7 @@ def warn_caller(message: str, category: type[Warning] = NotConvergedWarning) -> 
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if package not in ("factormax", "torch"):
+        if package not in ("factormax", "jax", "torch"):
             break
         frame = frame.f_back
         depth += 1

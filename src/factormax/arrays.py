@@ -1,4 +1,4 @@
-"""What is done alike to NumPy arrays and torch tensors, without importing torch."""
+"""What is done alike to NumPy, torch and JAX arrays, without importing torch or JAX."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
 __all__ = [
@@ -19,14 +20,18 @@ __all__ = [
     "IndexArray",
     "grad_mode_keeper",
     "is_hidden",
+    "is_jax",
+    "is_real",
     "is_tensor",
+    "is_tracer",
     "is_tracing",
+    "library_of",
     "may_be_traced",
     "to_numpy",
 ]
 
-Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
-ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor"
+Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor | jax.Array"
+ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor | jax.Array"
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -37,6 +42,31 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_jax(value: object) -> bool:
+    """Whether `value` is an array of JAX, concrete or traced; never imports JAX."""
+    jax = sys.modules.get("jax")
+    if jax is None or is_tracing():  # torch's compiler could not look into JAX
+        return False
+    return hasattr(jax, "Array") and isinstance(value, jax.Array)
+
+
+def is_tracer(value: object) -> bool:
+    """Whether `value` is an array of JAX that a transformation traces: it has no numbers yet."""
+    return is_jax(value) and isinstance(value, sys.modules["jax"].core.Tracer)
+
+
+def library_of(value: object) -> str:
+    """What messages call the library of an array."""
+    if is_tensor(value):
+        return "torch tensors"
+    return "JAX arrays" if is_jax(value) else "NumPy arrays"
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype of NumPy or JAX holds real numbers; JAX has floats that NumPy has not."""
+    return dtype.kind in "fiub" or "float" in dtype.name
+
+
 def is_tracing() -> bool:
     """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
     return "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()
@@ -45,10 +75,10 @@ def is_tracing() -> bool:
 def is_hidden(*values: Any) -> bool:
     """Whether numbers among these can't be looked at.
 
-    That is so while `torch.compile` is tracing, and for the tensors that a transform of
-    `torch.func`, such as `vmap`, calls a function with.
+    That is so while `torch.compile` is tracing, for the tensors that a transform of `torch.func`,
+    such as `vmap`, calls a function with, and for what JAX traces.
     """
-    if is_tracing():
+    if is_tracing() or any([is_tracer(v) for v in values]):
         return True
     torch = sys.modules.get("torch")
     if torch is None or not torch._C._are_functorch_transforms_active():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,8 +18,12 @@ from factormax._report import warn_caller
 from factormax.arrays import (
     Array,
     ArrayLike,
+    is_jax,
+    is_real,
     is_tensor,
+    is_tracer,
     is_tracing,
+    library_of,
     may_be_traced,
     to_numpy,
 )
@@ -54,7 +59,7 @@ class VariableTensor:
 
 
 class FactorGraph:
-    r"""A factor graph over binary variables, for NumPy arrays and torch tensors alike.
+    r"""A factor graph over binary variables, for NumPy, torch and JAX arrays alike.
 
     `solve` finds the LP-SparseMAP solution, which is sparse, unique and differentiable: the maximum
     of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$ over the $\mu$ that every
@@ -88,6 +93,7 @@ class FactorGraph:
         self._num_variables = 0
         self._masked = False  # whether any variable has a mask
         self._uses_torch = False  # whether there are scores that are torch tensors
+        self._uses_jax = False  # or arrays of JAX
         self._formed: Form | None = None
         self._structured: list[StructuredFactor] = []
         self._parts: list[Scores] | None = []
@@ -114,10 +120,11 @@ class FactorGraph:
         torch_scores = is_tensor(scores)
         given: Any = scores if torch_scores else _as_array(label, scores)
         if self._tensors:
-            self._check_library(label, torch_scores)
-        if given.is_complex() if torch_scores else given.dtype.kind not in "fiub":
+            self._check_library(label, given)
+        if given.is_complex() if torch_scores else not is_real(given.dtype):
             raise GraphError(f"{label}: scores must be real numbers, got dtype {given.dtype}.")
         self._uses_torch = self._uses_torch or torch_scores
+        self._uses_jax = self._uses_jax or is_jax(given)
         full = tuple(given.shape)
         k = self.batch_dims
         if len(full) < k:
@@ -173,8 +180,11 @@ class FactorGraph:
         for part in factor._score_parts:
             if is_tensor(part.given):
                 if not is_tracing():
-                    self._check_library(factor, True)
+                    self._check_library(factor, part.given)
                 self._uses_torch = True
+            elif is_jax(part.given):
+                self._check_library(factor, part.given)
+                self._uses_jax = True
 
     def _expect_no_more_of(self, factor: BaseFactor) -> None:
         """No query warns that this factor was never added."""
@@ -205,12 +215,13 @@ class FactorGraph:
         self._formed = None
         return variable
 
-    def _check_library(self, owner: str | BaseFactor, torch_scores: bool) -> None:
+    def _check_library(self, owner: str | BaseFactor, scores: Any) -> None:
+        own = library_of(scores)
         for other in self._tensors:
-            if other.scores is not None and is_tensor(other.scores) != torch_scores:
+            if other.scores is not None and library_of(other.scores) != own:
                 label = owner if isinstance(owner, str) else owner.name
                 raise GraphError(
-                    f"{label}: one graph holds NumPy arrays or torch tensors, not both; "
+                    f"{label}: one graph holds {library_of(other.scores)} or {own}, not both; "
                     f"convert the scores of {label} or of {other.name}."
                 )
 
@@ -243,6 +254,13 @@ class FactorGraph:
     def _checked_temperature(self, temperature: ArrayLike) -> Any:
         """As an array, or as a tensor that may need a gradient."""
         given = checked_temperature(temperature, self._known_batch_shape())
+        if is_jax(given) and not self._uses_jax:
+            if is_tracer(given):
+                raise GraphError(
+                    f"temperature: it is traced by JAX, but the scores are {self._library()}. Pass "
+                    f"the scores as JAX arrays."
+                )
+            return to_numpy(given)
         if not is_tensor(given) or self._uses_torch:
             return given
         if given.requires_grad:
@@ -260,10 +278,28 @@ class FactorGraph:
         front = self._front()
         return front.solve(self, options, warm_start, temperature)  # type: ignore[no-any-return]
 
+    def _library(self) -> str:
+        """What messages call the library of the scores."""
+        return "torch tensors" if self._uses_torch else "NumPy arrays"
+
+    def _refuse_tracers(self) -> None:
+        """Raises for masks and parameters that JAX traces beside scores that are not JAX arrays."""
+        traced = [t.name + ": the mask" for t in self._tensors if is_tracer(t.mask)]
+        traced += [f.name for f in self._factors if any([is_tracer(p) for p in f._params])]
+        if traced:
+            raise GraphError(
+                f"{traced[0]} is traced by JAX, but the scores are {self._library()}. Pass the "
+                f"scores as JAX arrays."
+            )
+
     def _front(self) -> Any:
         """What knows the library of the scores."""
+        if not self._uses_jax and "jax" in sys.modules:
+            self._refuse_tracers()
         if self._uses_torch:
             import factormax._fronts.torch as front
+        elif self._uses_jax:
+            import factormax._fronts.jax as front  # type: ignore[no-redef]
         else:
             import factormax._fronts.numpy as front  # type: ignore[no-redef]
         return front
@@ -362,7 +398,7 @@ class FactorGraph:
         on_failure: str,
         temperature: ArrayLike | None,
     ) -> Any:
-        from factormax.queries.loss import check_arguments, flat_target
+        from factormax.queries.loss import check_target, flat_target
 
         if self._made:
             self._warn_of_forgotten()
@@ -374,10 +410,12 @@ class FactorGraph:
             from factormax._fronts.torch.transformed import is_transformed, loss_transformed
 
             if is_transformed():
-                check_arguments(self, targets, kind, cost)
+                check_target(self, targets, kind, cost)
                 return loss_transformed(self, targets, kind, cost, mask, options, temperature)
-        target = flat_target(self, targets, kind, cost, mask)
-        return self._front().loss(self, target, options, temperature)
+        front = self._front()
+        lay_out = getattr(front, "flat_target", flat_target)  # JAX may trace targets
+        target = lay_out(self, targets, kind, cost, mask)
+        return front.loss(self, target, options, temperature)
 
     # ---- for the fronts --------------------------------------------------------------------------
 
@@ -510,11 +548,11 @@ TorchFactorGraph = FactorGraph
 def _as_array(label: str, scores: Any) -> npt.NDArray[Any]:
     if isinstance(scores, np.ma.MaskedArray):
         raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
-    return np.asarray(scores)
+    return scores if is_jax(scores) else np.asarray(scores)
 
 
 def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
-    if not is_tensor(mask):
+    if not is_tensor(mask) and not is_jax(mask):
         mask = np.asarray(mask)
     if "bool" not in str(mask.dtype):
         raise GraphError(f"{label}: the mask must be boolean, got dtype {mask.dtype}.")

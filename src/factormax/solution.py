@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from factormax.arrays import Array, is_tensor, to_numpy
+from factormax.arrays import Array, is_tensor, is_tracer, to_numpy
 from factormax.errors import GraphError
 from factormax.status import Status
 
@@ -170,8 +170,14 @@ class Solution:
 
     @property
     def status(self) -> Any:
-        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice."""
-        codes = to_numpy(self._batch(self.raw.status))
+        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice.
+
+        While JAX traces, the codes of them, an array of whole numbers: see `Status.from_code`.
+        """
+        found = self._batch(self.raw.status)
+        if is_tracer(found):
+            return found
+        codes = to_numpy(found)
         if codes.ndim == 0:
             return Status.from_code(int(codes))
         statuses = np.empty(codes.shape, dtype=object)
@@ -220,6 +226,8 @@ class Solution:
         return [] if self.conflicts is None else self.conflicts(flat)
 
     def __repr__(self) -> str:
+        if is_tracer(self.raw.status):
+            return f"<Solution: traced, batch shape {self.batch_shape}>"
         codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)
         passes = to_numpy(self.iterations)
         most = int(passes.max()) if passes.size else 0
@@ -265,7 +273,9 @@ class Solution:
             >>> solution.vjp({u: np.array([1.0, 0.0, 0.0])})[u]
             array([ 0.5, -0.5,  0. ])
         """
-        derivative = self._derivative("vjp", "call backward() on what you compute from the values")
+        derivative = self._derivative(
+            "vjp", "call backward() on what you compute from the values", "use jax.grad or jax.vjp"
+        )
         if grads is None:
             grads = {}
         if not isinstance(grads, Mapping):
@@ -305,10 +315,15 @@ class Solution:
                 f"jvp takes a dict from variables to directions, as in jvp({{u: direction}}), "
                 f"got {type(moves).__name__}."
             )
-        derivative = self._derivative("jvp", "use torch.func.jvp or torch.autograd.forward_ad")
+        derivative = self._derivative(
+            "jvp", "use torch.func.jvp or torch.autograd.forward_ad", "use jax.jvp"
+        )
         return derivative.jvp(moves)  # type: ignore[no-any-return]
 
-    def _derivative(self, word: str, remedy: str) -> Any:
+    def _derivative(self, word: str, in_torch: str, in_jax: str) -> Any:
         if self.differentiate is None:
-            raise GraphError(f"{word} is for NumPy scores; with torch tensors, {remedy}.")
+            raise GraphError(
+                f"{word} is for NumPy scores; with torch tensors, {in_torch}; with JAX arrays, "
+                f"{in_jax}."
+            )
         return self.differentiate

@@ -37,6 +37,10 @@ class Status(Enum):
         "The search ended before the best structure was proved to be the best. "
         "Raise `max_nodes` or `time_limit`; `upper_bound` tells how far off it may be."
     )
+    INVALID = (
+        "A score, mask or parameter that was traced by JAX makes no sense (NaN, +inf, a negative "
+        "count); the values are NaN. Outside of jax.jit the same call raises, and names it."
+    )
 
     @property
     def code(self) -> int:
@@ -56,5 +60,6 @@ _CODES = {
     Status.INTERRUPTED: int(_core.Status.interrupted),
     Status.STALLED: int(_core.Status.stalled),
     Status.NOT_PROVED: int(_core.Status.not_proved),
+    Status.INVALID: 1 + max(map(int, _core.Status)),  # the core is never asked
 }
 _MEMBERS = {code: status for status, code in _CODES.items()}

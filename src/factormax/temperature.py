@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, FloatArray, is_hidden, is_tensor, to_numpy
+from factormax.arrays import (
+    ArrayLike,
+    FloatArray,
+    is_hidden,
+    is_jax,
+    is_real,
+    is_tensor,
+    to_numpy,
+)
 from factormax.errors import GraphError, ShapeError
 
 __all__ = ["checked_temperature", "cooled", "spread_temperature", "sum_to_temperature"]
@@ -19,7 +27,8 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
         ShapeError: if it is not broadcastable to the batch.
         GraphError: if it holds what is not a positive number.
     """
-    given: Any = temperature if is_tensor(temperature) else np.asarray(temperature)
+    kept = is_tensor(temperature) or is_jax(temperature)
+    given: Any = temperature if kept else np.asarray(temperature)
     shape = tuple(given.shape)
     fits = len(shape) <= len(batch) and all(
         s in (1, b) for s, b in zip(shape[::-1], batch[::-1], strict=False)
@@ -29,7 +38,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
             f"{name}: temperature must be a number, or broadcastable to the batch, {batch}, got "
             f"shape {shape}."
         )
-    if is_hidden(given):
+    if is_hidden(given) and (is_tensor(given) or is_real(given.dtype)):
         return given
     numbers = to_numpy(given)
     if numbers.dtype.kind not in "fiu":

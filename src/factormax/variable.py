@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factormax.arrays import Array, IndexArray, is_tensor, is_tracing
+from factormax.arrays import Array, IndexArray, is_jax, is_tensor, is_tracer, is_tracing
 from factormax.errors import ShapeError, VariableIndexError
 from factormax.scope import AnyPart, ListedPart, View
 
@@ -116,7 +116,12 @@ class Variable:
         return self.negate()
 
     def __getitem__(self, key: Any) -> Variable:
-        if is_tensor(key):
+        if is_tracer(key):
+            raise VariableIndexError(
+                f"{self.name}: an index can't be traced by JAX, for it says which variables a "
+                f"factor sees. Index with numbers that are known before, or use a mask."
+            )
+        if is_tensor(key) or is_jax(key):
             key = np.asarray(key)
         keys = (*self.keys, key)
         view = None if self.view is None else self.view.taken(key)

@@ -263,7 +263,7 @@ class BaseFactor:
         raise NotImplementedError
 
     def _set_params(self, *params: Param) -> None:
-        """Keeps the parameters, and checks them unless `torch.compile` is tracing."""
+        """Keeps the parameters, and checks them unless they are traced."""
         if not is_hidden(*params):
             try:
                 self._check_params(params, self._size, self.kind)

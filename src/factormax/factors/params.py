@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from factormax.arrays import ArrayLike, FloatArray, is_hidden, is_tensor, is_tracing, to_numpy
+from factormax.arrays import (
+    ArrayLike,
+    FloatArray,
+    is_hidden,
+    is_jax,
+    is_real,
+    is_tensor,
+    is_tracing,
+    to_numpy,
+)
 from factormax.checks import shown
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor, Param
@@ -71,13 +80,21 @@ def take_literal_param(
 
 def _spread(array: Any, shape: tuple[int, ...]) -> Any:
     """Broadcast to a shape."""
-    return array.expand(shape) if is_tensor(array) else np.broadcast_to(array, shape)
+    if is_tensor(array):
+        return array.expand(shape)
+    if is_jax(array):
+        import jax.numpy as jnp
+
+        return jnp.broadcast_to(array, shape)
+    return np.broadcast_to(array, shape)
 
 
 def _contiguous(array: Any) -> FloatArray:
-    """As the core takes it; what `torch.compile` traces is laid out when it runs."""
+    """As the core takes it; what is traced is laid out when it runs."""
     if is_tensor(array):
         return array.double()  # type: ignore[no-any-return]
+    if is_jax(array):
+        return array  # type: ignore[no-any-return]
     if is_tracing():
         return array.astype(np.float64)  # type: ignore[no-any-return]
     return np.ascontiguousarray(array, dtype=np.float64)
@@ -96,6 +113,10 @@ def _plain_number(value: Any) -> float | None:
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:
     if is_tensor(value) and is_hidden(value):  # stays a tensor, until there is a solve
         return value.detach()  # type: ignore[union-attr,return-value]
+    if is_jax(value) and is_hidden(value):
+        if not is_real(value.dtype):  # type: ignore[union-attr]
+            raise ShapeError(f"{factor.name}: {word} must be numbers, got {shown(value)}.")
+        return value  # type: ignore[return-value]
     if is_tracing():
         return to_numpy(value)
     try:

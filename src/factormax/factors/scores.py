@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factormax.arrays import ArrayLike, is_tensor, is_tracing
+from factormax.arrays import ArrayLike, is_jax, is_real, is_tensor, is_tracing
 from factormax.errors import GraphError, ShapeError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Scores:
     Attributes:
         factor: whose they are.
         label: what messages call them.
-        given: an array or a torch tensor.
+        given: an array of NumPy, torch or JAX.
         shape: what the factor needs, without batch dimensions.
         own_shape: what was given, without batch dimensions; broadcastable to `shape`.
         allow_minus_inf: whether −inf forbids something.
@@ -50,10 +50,10 @@ class Scores:
 
 def as_scores(factor: BaseFactor, label: str, given: ArrayLike) -> Any:
     """The scores as an array or a tensor of real numbers."""
-    array: Any = given if is_tensor(given) else np.asarray(given)
+    array: Any = given if is_tensor(given) or is_jax(given) else np.asarray(given)
     if is_tracing():
         return array
-    real = not array.is_complex() if is_tensor(array) else array.dtype.kind in "fiub"
+    real = not array.is_complex() if is_tensor(array) else is_real(array.dtype)
     if not real:
         raise GraphError(f"{factor.name}: {label} must be real numbers, got dtype {array.dtype}.")
     return array

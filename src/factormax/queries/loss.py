@@ -18,7 +18,7 @@ from factormax._inputs import Inputs
 from factormax._names import scalar_name
 from factormax._options import Options
 from factormax._raw import RawSolution
-from factormax.arrays import FloatArray, to_numpy
+from factormax.arrays import FloatArray, is_hidden, to_numpy
 from factormax.checks import one_of, shown
 from factormax.conflict import Conflicts, name_of
 from factormax.errors import GraphError, ShapeError
@@ -31,7 +31,7 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["KINDS", "Target", "check_arguments", "evaluate", "flat_target"]
+__all__ = ["KINDS", "Target", "by_variable", "check_target", "evaluate", "flat_target"]
 
 KINDS = ("sparsemap", "perceptron", "hinge")
 
@@ -129,10 +129,14 @@ def _best_completion(
 # ---- Laying the targets out ----------------------------------------------------------------------
 
 
-def check_arguments(
+def check_target(
     graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any
-) -> None:
-    """Raises unless the arguments of a loss make sense together."""
+) -> npt.NDArray[np.bool_]:
+    """Raises unless the arguments of `FactorGraph.loss` make sense, numbers and shapes aside.
+
+    Returns:
+        Which variables have a target, `(n,)`.
+    """
     one_of("kind", kind, KINDS)
     if cost is not None and kind != "hinge":
         raise ValueError(f'cost is only for kind="hinge", not for {kind!r}.')
@@ -143,43 +147,51 @@ def check_arguments(
             raise GraphError(f"loss: {u!r} is no variable of this graph.")
         if u.negated:
             raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
-
-
-def flat_target(
-    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
-) -> Target:
-    """The arguments of `FactorGraph.loss`, checked and laid out."""
-    check_arguments(graph, targets, kind, cost)
-    shape = graph._known_batch_shape()
-    batch = int(np.prod(shape, dtype=np.int64))
-    values = np.zeros((batch, graph._num_variables))
-    given = np.zeros(graph._num_variables, dtype=bool)
-    for u, target in targets.items():
-        array = to_numpy(target)
-        if not np.isin(array, (0, 1)).all():
-            raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
-        index = u.index.reshape(-1)
-        counts = np.bincount(index, minlength=graph._num_variables) + given
-        if counts.max(initial=0) > 1:
-            twice = scalar_name(graph, int(np.argmax(counts)))
-            raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
-        values[:, index] = _fit(u, "the target", array, shape)
-        given[index] = True
+    counts = np.zeros(graph._num_variables, dtype=np.int64)
+    for u in targets:
+        counts += np.bincount(u.index.reshape(-1), minlength=graph._num_variables)
+    if counts.max(initial=0) > 1:
+        twice = scalar_name(graph, int(np.argmax(counts)))
+        raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
+    given = counts > 0
     needed = np.ones(graph._num_variables, dtype=bool)
     for t in graph._tensors:
         if t.mask is not None:
-            full = np.broadcast_to(to_numpy(t.mask), (*shape, *t.shape)).reshape(batch, t.size)
-            needed[t.start : t.start + t.size] = full.any(axis=0)
+            needed[t.start : t.start + t.size] = _may_be_there(graph, t)
     missing = np.flatnonzero(needed & ~given)
     if len(missing):
         raise GraphError(
             f"loss: {scalar_name(graph, int(missing[0]))} has no target. Give one for every "
             f"variable; mask= says which of its entries are not known."
         )
+    return given
+
+
+def _may_be_there(graph: FactorGraph, tensor: Any) -> npt.NDArray[np.bool_]:
+    """Which variables of a tensor with a mask are there in an instance, or may be."""
+    if is_hidden(tensor.mask):
+        return np.zeros(tensor.size, dtype=bool)
+    full = np.broadcast_to(to_numpy(tensor.mask), (*graph._known_batch_shape(), *tensor.shape))
+    return np.asarray(full.reshape(-1, tensor.size).any(axis=0))
+
+
+def flat_target(
+    graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any, mask: Any
+) -> Target:
+    """The arguments of `FactorGraph.loss`, checked and laid out."""
+    given = check_target(graph, targets, kind, cost)
+    shape = graph._known_batch_shape()
+    batch = int(np.prod(shape, dtype=np.int64))
+    values = np.zeros((batch, graph._num_variables))
+    for u, target in targets.items():
+        array = to_numpy(target)
+        if not np.isin(array, (0, 1)).all():
+            raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
+        values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
     known = None
     if mask is not None:
         known = np.broadcast_to(given, values.shape).copy()
-        for u, part in _by_variable(graph, "mask", mask, targets):
+        for u, part in by_variable(graph, "mask", mask, targets):
             array = to_numpy(part)
             if array.dtype != np.bool_:
                 raise GraphError(
@@ -190,7 +202,7 @@ def flat_target(
     costs = None
     if kind == "hinge":
         costs = np.ones((batch, graph._num_variables))
-        for u, part in _by_variable(graph, "cost", 1.0 if cost is None else cost, targets):
+        for u, part in by_variable(graph, "cost", 1.0 if cost is None else cost, targets):
             array = to_numpy(part)
             if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
                 raise ValueError(
@@ -200,7 +212,7 @@ def flat_target(
     return Target(kind, values, known, costs, list(graph._factors), shape)
 
 
-def _by_variable(
+def by_variable(
     graph: FactorGraph, word: str, given: Any, targets: Mapping[Variable, Any]
 ) -> Iterable[tuple[Variable, Any]]:
     """A cost or a mask for each variable: one for all targets, or a dict for some."""

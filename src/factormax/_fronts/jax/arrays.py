@@ -1,0 +1,55 @@
+"""What laying out takes of JAX, and the dtypes and devices of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from factormax.arrays import is_jax
+
+__all__ = ["JaxSpace", "compute_dtype", "like", "value_dtype"]
+
+
+class JaxSpace:
+    """JAX, as laying out takes it."""
+
+    zeros = staticmethod(jnp.zeros)
+    spread = staticmethod(jnp.broadcast_to)
+
+    @staticmethod
+    def ones(shape: tuple[int, ...]) -> jax.Array:
+        """A boolean array, all True."""
+        return jnp.ones(shape, bool)
+
+    @staticmethod
+    def joined(columns: list[Any]) -> jax.Array:
+        """Matrices side by side."""
+        return jnp.concatenate(columns, axis=1)
+
+    @staticmethod
+    def total(array: Any, axes: tuple[int, ...], keep: bool) -> jax.Array:
+        """Summed over some axes."""
+        return jnp.sum(array, axis=axes, keepdims=keep)
+
+
+def compute_dtype(given: Iterable[Any]) -> Any:
+    """float64 if any scores are, else float32; whole numbers count as JAX's default."""
+    wide = [s for s in given if is_jax(s) and value_dtype(s) == jnp.float64]
+    return jnp.float64 if wide else jnp.float32
+
+
+def value_dtype(scores: Any) -> Any:
+    """That of the marginals of such scores."""
+    return scores.dtype if jnp.issubdtype(scores.dtype, jnp.floating) else jnp.result_type(float)
+
+
+def like(value: Any, scores: Any) -> jax.Array:
+    """A NumPy array in the dtype of the marginals of the scores, where these were put to."""
+    array: jax.Array = jnp.asarray(value, value_dtype(scores))
+    if getattr(scores, "committed", False):
+        if scores.shape == array.shape or len(scores.devices()) == 1:
+            array = jax.device_put(array, scores.sharding)
+    return array

@@ -1,0 +1,98 @@
+"""Calls of XLA that reach the core without Python in between.
+
+They are there if the core was compiled with the headers of a jaxlib that suits the one in use;
+otherwise XLA calls Python back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+
+from factormax import _core
+from factormax._engines.cpu import BY_ROWS, _settings
+from factormax._fronts.jax import host
+from factormax._fronts.jax.plan import Plan
+from factormax._fronts.jax.written import read, written
+from factormax._model import Remembered
+
+__all__ = ["TARGETS", "lowering", "register", "unavailable"]
+
+#: The names by which XLA knows the handlers.
+TARGETS = {
+    name: f"factormax_{name}" for name in ("solve", "apply_jacobian", "pull_back", "features")
+}
+_OLD = (0, 7, 2)  # handlers compiled with headers up to these run with any jaxlib
+
+_plans: Remembered[Plan] = Remembered(256)
+
+
+def unavailable() -> str:
+    """Why there are no such calls; "" if there are."""
+    built = _core.ffi_version()
+    if not built:
+        return "factormax was built without the headers of a jaxlib"
+    running = import_module("jaxlib").__version__
+    if _number(built) > _OLD and _number(running) < _number(built):
+        return f"factormax was built with the headers of jaxlib {built}, and this is {running}"
+    return ""
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple([int(n) for n in re.findall(r"\d+", version)[:3]])
+
+
+@lru_cache(maxsize=1)
+def register() -> Any:
+    """Makes the handlers known to XLA, once. What lowers calls of them; None if there are none."""
+    if unavailable():
+        return None
+    module = import_module("jax.ffi" if hasattr(jax, "ffi") else "jax.extend.ffi")
+    _core.ffi_set_python(_call)
+    for name, handler in _core.ffi_handlers().items():
+        module.register_ffi_target(TARGETS[name], handler, platform="cpu")
+    return module
+
+
+def lowering(name: str, plan: Plan) -> Any:
+    """What lowers a primitive of this name to such a call; None if it can't be one."""
+    module = register()
+    if module is None:
+        return None
+    text = written(plan)
+    if text is None:
+        return None
+    _keep(text, plan)
+    lower = module.ffi_lowering(TARGETS[name])
+    return lambda ctx, *operands: lower(ctx, *operands, plan=text)
+
+
+def _keep(text: str, plan: Plan) -> None:
+    """Remembers a plan, and lets the core solve it by itself if it can."""
+    _plans.keep(text, plan)
+    operands = plan.operands
+    if plan.is_structured or plan.options.linear:
+        return
+    if operands.held or operands.warm or operands.params:
+        return
+    given = [p for f in plan.factors for p in f.given]
+    params = [p if isinstance(p, float) else np.ascontiguousarray(p, np.float64) for p in given]
+    if not all([isinstance(p, float) or len(p) == 1 for p in params]):
+        return
+    settings = _settings(plan.options, BY_ROWS, math.inf)
+    _core.ffi_keep(text, plan.model, settings, params, operands.mask)
+
+
+def _call(name: str, text: str, arrays: list[Any], places: list[Any]) -> None:
+    """What the core calls where it can't answer by itself."""
+    plan = _plans.get(text) or read(text)  # if the function was exported
+    _keep(text, plan)  # the core forgets all when they are many
+    found = getattr(host, name)(plan, arrays, quiet=True)
+    for place, own in zip(places, found, strict=True):
+        place[...] = own

@@ -1,0 +1,209 @@
+"""What a traced solve is told besides its arrays.
+
+JAX keeps it with the traced function, so it holds nothing that was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from factormax._core import Model
+from factormax._inputs import Inputs
+from factormax._model import is_large
+from factormax._options import Options
+from factormax.arrays import is_tracer
+from factormax.checks import check_scores
+from factormax.factors.base import BaseFactor
+from factormax.factors.structured import StructuredFactor
+from factormax.scope import ListedPart
+
+if TYPE_CHECKING:
+    from factormax.graph import FactorGraph
+
+__all__ = ["Operands", "Plan", "plan_of"]
+
+Names = list[tuple[str, tuple[int, ...]]]
+
+
+class Operands(NamedTuple):
+    """Which arrays a solve takes besides the two of scores, in this order."""
+
+    mask: bool = False
+    held: bool = False
+    warm: bool = False
+    params: int = 0  # those that are traced
+
+
+class FactorParams(NamedTuple):
+    """The parameters of one factor."""
+
+    factor: str  # the name that its class is registered under
+    name: str  # that messages call it by
+    size: int  # d
+    given: tuple[Any, ...]  # numbers, or (1 | B, size); None for those that are traced
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether one of them is."""
+        return any([p is None for p in self.given])
+
+
+class Plan:
+    """A graph, without its numbers, and how to solve it. Compared by identity.
+
+    Attributes:
+        model: the compiled model.
+        options: how to solve.
+        operands: which arrays there are.
+        tensors, scores: names and shapes of the variables and of the factors' scores.
+        allow_minus_inf: for each of the latter.
+        factors: the parameters of all factors.
+        oracles: the user's own, as of `Inputs`.
+        wiring: what the factors are, to be written; None if it can't be.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        operands: Operands,
+        tensors: Names,
+        scores: Names,
+        allow_minus_inf: list[bool],
+        factors: list[FactorParams],
+        oracles: tuple[Any, ...] = (),
+        wiring: list[Any] | None = None,
+    ) -> None:
+        self.model, self.options, self.operands = model, options, operands
+        self.tensors, self.scores, self.allow_minus_inf = tensors, scores, allow_minus_inf
+        self.factors, self.oracles, self.wiring = factors, oracles, wiring
+
+    def replace(self, **changes: Any) -> Plan:
+        """The same with something else."""
+        names = ("model", "options", "operands", "tensors", "scores", "allow_minus_inf", "factors")
+        kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring")}
+        return Plan(**(kept | changes))
+
+    @cached_property
+    def cold(self) -> Plan:
+        """The same without multipliers to begin from."""
+        return self.replace(operands=self.operands._replace(warm=False))
+
+    @property
+    def held_place(self) -> int:
+        """Which of the arrays says what variables are held at; −1: none."""
+        return 2 + self.operands.mask if self.operands.held else -1
+
+    def without_warm(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of a solve but for the multipliers to begin from."""
+        place = 2 + self.operands.mask + self.operands.held if self.operands.warm else -1
+        return [a for i, a in enumerate(arrays) if i != place]
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether there are structured factors."""
+        return bool(self.model.num_structured)
+
+    @property
+    def num_sides(self) -> int:
+        """How many numbers of an instance tell its sides, and how it ended."""
+        return int(self.model.num_variables + self.num_dual + 1)
+
+    @property
+    def num_reported(self) -> int:
+        """How many numbers tell how an instance ended."""
+        return 7 if self.options.linear else 5
+
+    @property
+    def num_dual(self) -> int:
+        """How many multipliers an instance has: one more for each variable that may be held."""
+        held = self.model.num_variables if self.operands.held else 0
+        return int(self.model.num_dual + held)
+
+    def inputs(
+        self, arrays: Sequence[Any], check: bool, place: int | None = None
+    ) -> tuple[Inputs, Any]:
+        """The numbers of a batch, and the multipliers to begin from (or None).
+
+        check: look at them; what could be checked while the graph was built, was.
+        place: if this is one instance of a batch, which one.
+
+        Raises:
+            ValueError: if a number makes no sense.
+        """
+        taken = iter(arrays)
+        eta_u, eta_v = next(taken), next(taken)
+        mask = next(taken) if self.operands.mask else None
+        held = next(taken) if self.operands.held else None
+        warm = next(taken) if self.operands.warm else None
+        params: list[Any] = []
+        for factor in self.factors:
+            given = [next(taken) if p is None else p for p in factor.given]
+            own = tuple([_of_batch(p, len(eta_u), place) for p in given])
+            if check and factor.is_traced:
+                cls = BaseFactor._registry[factor.factor]
+                cls._check_params(own, factor.size, factor.name)
+            params += own
+        inputs = Inputs(self.model, eta_u, eta_v, params, mask, self.oracles, held)
+        if check and inputs.core.needs_a_look:
+            check_scores(inputs.eta_u, inputs.mask, self.tensors, ())
+            check_scores(inputs.eta_v, None, self.scores, (), self.allow_minus_inf)
+        return inputs, warm
+
+
+def _of_batch(param: Any, batch: int, place: int | None) -> Any:
+    """A parameter as the core takes it."""
+    if isinstance(param, float):
+        return param
+    array = np.ascontiguousarray(param, np.float64)
+    if len(array) in (1, batch):
+        return array
+    if place is not None:
+        place %= len(array)
+        return array[place : place + 1]
+    return np.tile(array, (batch // len(array), 1))  # vmap put instances in front
+
+
+def plan_of(graph: FactorGraph, options: Options) -> tuple[Plan, list[Any]]:
+    """That of a graph, and its traced parameters."""
+    factors, traced = [], []
+    few = len(graph._factors) <= 16  # or names take time
+    for f in graph._factors:
+        given = tuple([None if is_tracer(p) else p for p in f._params])
+        traced += [p for p in f._params if is_tracer(p)]
+        factors.append(FactorParams(f._registered, f.name if few else f.kind, f._size, given))
+    plan = Plan(
+        graph._form().model,
+        options,
+        Operands(mask=graph._masked, params=len(traced)),
+        [(t.name, t.shape) for t in graph._tensors],
+        graph._score_layout(),
+        [p.allow_minus_inf for p in graph._score_parts()],
+        factors,
+        graph._own_oracles(),
+        _wiring_of(graph),
+    )
+    return plan, traced
+
+
+def _wiring_of(graph: FactorGraph) -> list[Any] | None:
+    """What the factors of a graph are; None if that can't be written, or is too much."""
+    if graph._own_oracles() or is_large(graph._factors):
+        return None
+    return [_wiring(f) for f in graph._factors]
+
+
+def _wiring(factor: BaseFactor) -> list[Any]:
+    scope: list[Any] = [
+        p.literals.tolist() if isinstance(p, ListedPart) else list(p) for p in factor._scope
+    ]
+    oracle: list[Any] = []
+    if isinstance(factor, StructuredFactor):
+        scores, slots = factor._num_scores, factor._slots
+        oracle = [int(factor._oracle), list(factor._oracle_shape), scores, slots, factor._link]
+    listed = [isinstance(p, ListedPart) for p in factor._scope]
+    return [factor._registered, scope, listed, len(factor._params), oracle]

@@ -1,0 +1,107 @@
+"""A plan as a text, which is all that a compiled function of JAX can hold, and save, of it.
+
+`jax.export` writes it into a file: it is made of names and numbers, nothing that could be run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from factormax._core import OracleKind
+from factormax._fronts.jax.plan import FactorParams, Operands, Plan
+from factormax._model import model_of
+from factormax._options import Options
+from factormax.errors import GraphError
+from factormax.factors.base import BaseFactor
+from factormax.factors.scores import Scores
+from factormax.scope import ListedPart, Part
+
+__all__ = ["read", "written"]
+
+
+def written(plan: Plan) -> str | None:
+    """The text of a plan; None if there is none."""
+    if plan.wiring is None:
+        return None
+    params = [
+        [f.factor, f.name, f.size, [p if _is_plain(p) else p.tolist() for p in f.given]]
+        for f in plan.factors
+    ]
+    what = [
+        plan.wiring,
+        plan.model.num_variables,
+        asdict(plan.options),
+        list(plan.operands),
+        plan.tensors,
+        plan.scores,
+        plan.allow_minus_inf,
+        params,
+    ]
+    return json.dumps(what, separators=(",", ":"), default=int)
+
+
+def _is_plain(param: Any) -> bool:
+    return param is None or isinstance(param, float)
+
+
+def read(text: str) -> Plan:
+    """The plan of a text.
+
+    Raises:
+        GraphError: if it was written where there are other factors.
+    """
+    wiring, variables, options, operands, tensors, scores, allowed, params = json.loads(text)
+    factors = [_factor(*own) for own in wiring]
+    if isinstance(options["search"], list):
+        options["search"] = tuple(options["search"])
+    return Plan(
+        model_of(variables, factors),
+        Options(**options),
+        Operands(*operands),
+        [(name, tuple(shape)) for name, shape in tensors],
+        [(name, tuple(shape)) for name, shape in scores],
+        allowed,
+        [
+            FactorParams(kind, name, size, tuple([_param(p) for p in given]))
+            for kind, name, size, given in params
+        ],
+        wiring=wiring,
+    )
+
+
+def _param(given: Any) -> Any:
+    return given if _is_plain(given) else np.array(given, np.float64)
+
+
+def _factor(
+    name: str, scope: list[Any], listed: list[bool], params: int, oracle: list[Any]
+) -> BaseFactor:
+    cls = BaseFactor._registry.get(name)
+    if cls is None:
+        raise GraphError(
+            f"An exported function uses the factor {name}, which this process does not know. "
+            f"Import what defines it."
+        )
+    factor: Any = cls.__new__(cls)
+    parts: list[Any] = [
+        ListedPart(np.array(p, np.int64)) if is_list else Part(*map(_tupled, p))
+        for p, is_list in zip(scope, listed, strict=True)
+    ]
+    factor._scope = tuple(parts)
+    factor._count, factor._size = parts[0].factors, sum([p.size for p in parts])
+    factor._params = (math.nan,) * params  # so many; the plan has the numbers
+    if oracle:
+        kind, shape, scores, factor._slots, factor._link = oracle
+        factor._oracle, factor._oracle_shape = OracleKind(kind), tuple(shape)
+        count = (scores * factor._count,)
+        factor._score_parts = (Scores(factor, "scores", None, count, count),)
+    return factor  # type: ignore[no-any-return]
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
