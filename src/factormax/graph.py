@@ -124,7 +124,7 @@ class FactorGraph:
         if given.is_complex() if torch_scores else not is_real(given.dtype):
             raise GraphError(f"{label}: scores must be real numbers, got dtype {given.dtype}.")
         self._uses_torch = self._uses_torch or torch_scores
-        self._uses_jax = self._uses_jax or is_jax(given)
+        self._uses_jax = self._uses_jax or (not torch_scores and is_jax(given))
         full = tuple(given.shape)
         k = self.batch_dims
         if len(full) < k:
@@ -257,8 +257,8 @@ class FactorGraph:
         if is_jax(given) and not self._uses_jax:
             if is_tracer(given):
                 raise GraphError(
-                    f"temperature: it is traced by JAX, but the scores are {self._library()}. Pass "
-                    f"the scores as JAX arrays."
+                    "temperature: it is traced by JAX, but the scores are not JAX arrays. Pass "
+                    "them as JAX arrays."
                 )
             return to_numpy(given)
         if not is_tensor(given) or self._uses_torch:
@@ -278,29 +278,25 @@ class FactorGraph:
         front = self._front()
         return front.solve(self, options, warm_start, temperature)  # type: ignore[no-any-return]
 
-    def _library(self) -> str:
-        """What messages call the library of the scores."""
-        return "torch tensors" if self._uses_torch else "NumPy arrays"
-
     def _refuse_tracers(self) -> None:
-        """Raises for masks and parameters that JAX traces beside scores that are not JAX arrays."""
+        """Raises for masks and parameters that JAX traces beside scores of NumPy."""
         traced = [t.name + ": the mask" for t in self._tensors if is_tracer(t.mask)]
         traced += [f.name for f in self._factors if any([is_tracer(p) for p in f._params])]
         if traced:
             raise GraphError(
-                f"{traced[0]} is traced by JAX, but the scores are {self._library()}. Pass the "
-                f"scores as JAX arrays."
+                f"{traced[0]} is traced by JAX, but the scores are NumPy arrays. Pass the scores "
+                f"as JAX arrays."
             )
 
     def _front(self) -> Any:
         """What knows the library of the scores."""
-        if not self._uses_jax and "jax" in sys.modules:
-            self._refuse_tracers()
         if self._uses_torch:
             import factormax._fronts.torch as front
         elif self._uses_jax:
             import factormax._fronts.jax as front  # type: ignore[no-redef]
         else:
+            if "jax" in sys.modules:
+                self._refuse_tracers()
             import factormax._fronts.numpy as front  # type: ignore[no-redef]
         return front
 
