@@ -177,3 +177,26 @@ def test_sides_must_fit():
         torch.ops.factormax.solve_vjp(
             mu, None, None, eta_u, eta_v, mask, sides[:, 1:], None, None, None, *graph
         )
+
+
+def test_transforms_inside_a_compiled_function():
+    """Samples in one batch, with scores that the instances of each share."""
+    vmap, grad = torch.func.vmap, torch.func.grad
+
+    def loss(own, scores):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        pair = fg.add(fm.Pair(u[:, 0], u[:, 1], own))
+        fg.add(fm.Budget(u[:, :2], 2))
+        fg.solve()
+        return (u.value**2).sum() + pair.value.sum()
+
+    def function(own, scores):
+        value = vmap(loss, in_dims=(None, 1))(own, scores)
+        return value, vmap(grad(loss, argnums=(0, 1)), in_dims=(None, 1))(own, scores)
+
+    generator = torch.Generator().manual_seed(0)
+    own = torch.randn(4, generator=generator, dtype=torch.float64)
+    scores = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(own, scores), function(own, scores))

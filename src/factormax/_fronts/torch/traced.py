@@ -9,6 +9,7 @@ What is not a tensor travels as a text and whole numbers: see `factormax._fronts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -238,7 +239,64 @@ for _name, _fake in (
     ("solve_vjp", _vjp_fake),
 ):
     torch.library.register_fake(f"factormax::{_name}", _fake, lib=_LIBRARY)
-_LIBRARY.impl("solve_tracked", TracedSolve.apply, "Autograd")
+_apply: Any = super(torch.autograd.Function, TracedSolve).apply
+
+
+def _tracked(*args: Any) -> Any:
+    """Inside a transform of `torch.func`, this is called once for each level of it."""
+    if not torch._C._are_functorch_transforms_active():
+        return _apply(*args)
+    from torch._functorch import autograd_function
+
+    one_level: Any = autograd_function
+    with one_level.enable_single_level_autograd_function():
+        return _apply(*args)
+
+
+_LIBRARY.impl("solve_tracked", _tracked, "Autograd")
+
+
+def _merged(size: int, rows: int, tensor: Any, dim: int | None) -> Any:
+    """From `(1 | rows, ...)` with another axis of samples somewhere, or nowhere, to all rows."""
+    if tensor is None:
+        return None
+    full = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return full.expand(size, rows, *full.shape[2:]).reshape(size * rows, *full.shape[2:])
+
+
+def _rows_of(tensor: Tensor, dim: int | None) -> int:
+    return tensor.shape[1 if dim == 0 else 0]
+
+
+def _vmap_solve(operator: Any, info: Any, in_dims: Any, *args: Any) -> Any:
+    """The instances of all samples in one batch."""
+    size, rows = info.batch_size, _rows_of(args[0], in_dims[0])
+    merged = partial(_merged, size, rows)
+    numbers = map(merged, args[:4], in_dims[:4])
+    params = list(map(merged, args[5], in_dims[5]))
+    *several, report = operator(*numbers, args[4], params, *args[6:])
+    split = [t.reshape(size, rows, *t.shape[1:]) for t in several]
+    return (*split, report.reshape(5, size, rows)), (*[0] * len(split), 1)
+
+
+def _vmap_vjp(info: Any, in_dims: Any, *args: Any) -> Any:
+    """The same for the derivative; scores that instances of a sample share collect over them."""
+    size, rows = info.batch_size, _rows_of(args[3], in_dims[3])
+    merged = partial(_merged, size, rows)
+    numbers = map(merged, args[:10], in_dims[:10])
+    params = list(map(merged, args[11], in_dims[11]))
+    found = torch.ops.factormax.solve_vjp(*numbers, args[10], params, *args[12:])
+    grad_u, grad_v = (t.reshape(size, rows, t.shape[1]) for t in found)
+    if _rows_of(args[4], in_dims[4]) == 1 < rows:
+        grad_v = grad_v.sum(1, keepdim=True)
+    return (grad_u, grad_v), (0, 0)
+
+
+for _name in ("solve", "solve_tracked"):
+    _operator = getattr(torch.ops.factormax, _name)
+    _rule = partial(_vmap_solve, _operator)
+    _torch_library.register_vmap(f"factormax::{_name}", _rule, lib=_LIBRARY)
+_torch_library.register_vmap("factormax::solve_vjp", _vmap_vjp, lib=_LIBRARY)
 
 
 # ---- The front -----------------------------------------------------------------------------------
