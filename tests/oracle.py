@@ -396,6 +396,9 @@ def _polish(qp: _QP, x: np.ndarray, lam: np.ndarray) -> tuple[np.ndarray, np.nda
             if np.array_equal(smaller, active):
                 break
             active = smaller
+    # Interior-point methods are vague about infeasibility; the LP is not.
+    if not _feasible(qp):
+        raise Infeasible
     raise AssertionError("the oracle could not polish this problem")
 
 
@@ -431,8 +434,12 @@ class Exact:
         # max t  s.t.  G_actᵀλ + Aᵀν = q - P x,  λ >= t
         k, e = len(self._active), len(self._qp.b)
         slope = self._qp.q - P @ self._x
+        generators = np.hstack([G[self._active].T, A.T])
+        weights, _, rank, _ = np.linalg.lstsq(generators, slope)
+        if rank == k + e:  # only one λ
+            return min(margin, max(weights[:k].min(), 0.0))
         scale = max(1.0, np.abs(slope).max())
-        stationarity = np.hstack([G[self._active].T, A.T, np.zeros((len(slope), 1))])
+        stationarity = np.hstack([generators, np.zeros((len(slope), 1))])
         above_t = np.hstack([-np.eye(k), np.zeros((k, e)), np.ones((k, 1))])
         result = linprog(
             np.append(np.zeros(k + e), -1.0),
@@ -488,13 +495,11 @@ def solve(problem: Problem, polish: bool = True) -> Exact:
 
     qp = _lower(kept_eta, terms)
     both = np.zeros(len(eta) + number_of_pairs)
-    x, active = np.zeros(0), np.zeros(0, int)
+    x, active = np.zeros(0), np.zeros(0, int) if polish else None
     if len(qp.q):
-        # Interior-point methods are vague about infeasibility; the LP is not.
-        if polish and not _feasible(qp):
-            raise Infeasible
         x, lam = _interior_point(qp)
-        x, active = _polish(qp, x, lam) if polish else (x, None)
+        if polish:
+            x, active = _polish(qp, x, lam)
         x = np.where(np.abs(x) <= 1e-15, 0.0, x)
         both[index] = x[: len(index)]
     mu = both[: len(eta)]
