@@ -118,4 +118,4 @@ def _library(variant: str, names: tuple[str, ...]) -> ctypes.CDLL:
     source = f'#include "{_HEADER.name}"\n{variant}\n{emulated}'
     included = headers() if "#include" in variant else {}
     includes = {_HEADER.name: _HEADER.read_text(), **included}
-    return ctypes.CDLL(str(build(source, includes, _FLAGS)))
+    return ctypes.CDLL(str(build(source, includes, _FLAGS, _HEADER.name)))
