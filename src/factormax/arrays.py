@@ -12,10 +12,19 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import jax
     import torch
+    from typing_extensions import TypeVar
+
+    #: The arrays of the scores' library; a plain `Variable` leaves open which.
+    ArrayT = TypeVar("ArrayT", default=Any)
+else:
+    from typing import TypeVar
+
+    ArrayT = TypeVar("ArrayT")  # defaults are for type checkers: Python has them from 3.13 on
 
 __all__ = [
     "Array",
     "ArrayLike",
+    "ArrayT",
     "FloatArray",
     "IndexArray",
     "grad_mode_keeper",

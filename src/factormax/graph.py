@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from factormax.solution import Solution
 from factormax.temperature import checked_temperature
 from factormax.variable import Variable
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["FactorGraph", "TorchFactorGraph"]
 
 F = TypeVar("F", bound=BaseFactor)
@@ -61,22 +64,19 @@ class VariableTensor:
 class FactorGraph:
     r"""A factor graph over binary variables, for NumPy, torch and JAX arrays alike.
 
-    `solve` finds the LP-SparseMAP solution, which is sparse, unique and differentiable: the maximum
-    of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$ over the $\mu$ that every
-    factor agrees with. The first `batch_dims` dimensions of all scores are those of a batch: its
-    instances share the factors; scores, masks and parameters may differ. docs/queries.md has every
-    option of the queries.
+    `solve` finds the maximum of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$
+    over the $\mu$ that all factors agree with: sparse, unique and differentiable. The instances of
+    a batch (the first `batch_dims` dimensions of all scores) share the factors; scores, masks and
+    parameters may differ. docs/queries.md has every option of the queries.
 
     Example:
         >>> import numpy as np, factormax as fm
         >>> fg = fm.FactorGraph()
         >>> u = fg.variable_from(np.array([[1.0, 0.9], [0.8, 0.1]]))
-        >>> rows = fg.add(fm.Xor(u, axis=1))
-        >>> columns = fg.add(fm.AtMostOne(u, axis=0))
+        >>> rows, columns = fg.add(fm.Xor(u, axis=1)), fg.add(fm.AtMostOne(u, axis=0))
         >>> solution = fg.solve()
-        >>> u.value.round(2)
-        array([[0.35, 0.65],
-               [0.65, 0.35]])
+        >>> u.value.round(2).tolist()
+        [[0.35, 0.65], [0.65, 0.35]]
     """
 
     def __init__(self, batch_dims: int = 0) -> None:
@@ -103,18 +103,26 @@ class FactorGraph:
         self._structures: list[tuple[StructuredFactor, Any]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: all but the compiled model, which is found again."""
+        """For copies and pickles, without the compiled model."""
         return {**self.__dict__, "_formed": None}
 
     # ---- building --------------------------------------------------------------------------------
 
+    @overload
+    def variable_from(
+        self, scores: torch.Tensor, mask: ArrayLike | None = None, name: str | None = None
+    ) -> Variable[torch.Tensor]: ...
+
+    @overload
+    def variable_from(
+        self, scores: npt.ArrayLike, mask: ArrayLike | None = None, name: str | None = None
+    ) -> Variable[npt.NDArray[Any]]: ...
+
     def variable_from(
         self, scores: ArrayLike, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable:
-        """Adds a tensor of binary variables with these scores, `(*batch, *shape)`.
-
-        Where the boolean `mask` is False, or a score −inf, the variable is off: its value and
-        gradient are 0, every factor sees it as 0. `name` is what messages call it.
+        """Adds binary variables with these scores, `(*batch, *shape)`; `name` is for messages.
+        Where the boolean `mask` is False, or a score −inf, a variable is off: all see it as 0.
         """
         label = name or (self._default_name() if self._tensors else "u")
         torch_scores = is_tensor(scores)
@@ -240,11 +248,8 @@ class FactorGraph:
         temperature: ArrayLike | None = None,
     ) -> Solution:
         """Finds the LP-SparseMAP solution; `value` of the variables and factors then hold it.
-
-        It ends where all constraints hold up to `tol`, or after `max_iter` passes, or at a pass
-        with `max_inner_iter` oracle calls; `on_failure` says what then: "warn", "raise" or
-        "ignore". `temperature` divides all scores, one number or one for each instance.
-        `warm_start` is an earlier solution. `method="admm"` is the paper's, with `step_size`.
+        `on_failure` says what to do where the constraints do not hold up to `tol` in `max_iter`
+        passes. `temperature` divides all scores. `method="admm"` is the paper's algorithm.
         """
         options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
         if temperature is not None:
@@ -312,11 +317,8 @@ class FactorGraph:
         on_failure: OnFailure = "warn",
         warm_start: Solution | None = None,
     ) -> Solution:
-        """Finds the LP-MAP answer: the relaxation without the quadratic term.
-
-        The solution has also `integral` (is the answer a 0/1 structure; then it is the best one)
-        and `upper_bound` (no structure scores more). `surrogate` is a gradient for the answer,
-        which is piecewise constant. The other options are those of `solve`, with "ad3" for "admm".
+        """Finds the LP-MAP answer, without the quadratic term: the best structure if `integral`.
+        No structure scores more than `upper_bound`. `surrogate` stands in for its gradient, 0.
         """
         one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
         checked = _checked_options(
@@ -342,11 +344,8 @@ class FactorGraph:
         max_iter: int = 1000,
         on_failure: OnFailure = "warn",
     ) -> Solution:
-        """Finds the best structure, exactly: branch and bound over the LP-MAP relaxation.
-
-        `u.value` is then a 0/1 assignment that satisfies all factors: the best, if the solution is
-        `optimal`; else the best found in `max_nodes` relaxations or `time_limit` seconds, for each
-        instance (NaN if none was). The solution has also `upper_bound` and `nodes`.
+        """Finds the best structure by branch and bound; it is proved to be if `optimal`, else the
+        best found in `max_nodes` relaxations or `time_limit` seconds per instance (NaN: none was).
         """
         checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
         nodes = whole_number("max_nodes", max_nodes, 1, MOST)
@@ -368,13 +367,8 @@ class FactorGraph:
         on_failure: OnFailure = "warn",
         temperature: ArrayLike | None = None,
     ) -> Any:
-        r"""A loss for each instance, `(*batch,)`: 0 where the target is what the graph answers.
-
-        With $s(y)$ the score of a structure, $y$ the target and $\Delta$ the `cost`,
-        "sparsemap" is $\max_\mu [s(\mu) - \tfrac12\|\mu\|^2] - [s(y) - \tfrac12\|y\|^2]$,
-        "perceptron" $\max_\mu s(\mu) - s(y)$, "hinge" $\max_\mu [s(\mu) + \Delta(\mu, y)] - s(y)$.
-        `targets` are 0/1 arrays for all variables; where `mask` is False, the best completion is
-        taken. `u.value` then holds $\mu$.
+        """A loss for each instance, `(*batch,)`: 0 where the graph answers the 0/1 `targets`.
+        Where `mask` is False, their best completion is taken. `cost` is that of "hinge".
         """
         args = (targets, kind, cost, mask, tol, max_iter, on_failure, temperature)
         if may_be_traced() and self._uses_torch:
@@ -489,7 +483,7 @@ class FactorGraph:
 
     # ---- answers ---------------------------------------------------------------------------------
 
-    def _value_of(self, variable: Variable) -> Array:
+    def _value_of(self, variable: Variable) -> Any:
         """The marginals of a variable; see `Variable.value`."""
         if self._values is None or variable.position >= len(self._values):
             raise GraphError(f"{variable.name} has no value yet: call fg.solve() first.")
@@ -498,7 +492,7 @@ class FactorGraph:
             tensor = self._tensors[variable.position]
             batch = value.shape[: self.batch_dims]
             value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
-        return 1 - value if variable.negated else value  # type: ignore[no-any-return]
+        return 1 - value if variable.negated else value
 
     def _factor_value_of(self, scores: Scores) -> Array:
         """The marginals of a factor's scores; see `BaseFactor.value`."""

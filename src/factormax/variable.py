@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from factormax.arrays import Array, IndexArray, is_jax, is_tensor, is_tracer, is_tracing
+from factormax.arrays import ArrayT, IndexArray, is_jax, is_tensor, is_tracer, is_tracing
 from factormax.errors import ShapeError, VariableIndexError
 from factormax.scope import AnyPart, ListedPart, View
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Variable"]
 
 
-class Variable:
+class Variable(Generic[ArrayT]):
     """Binary variables of a `FactorGraph`, made by `variable_from`, by slicing, or by `~`.
 
     Indexing never sees the batch dimensions: `u[0]` is the first row of every instance. Nor do
@@ -100,22 +100,22 @@ class Variable:
         return "~" + text if self.negated else text
 
     @property
-    def value(self) -> Array:
+    def value(self) -> ArrayT:
         """The marginals of the last query, `(*batch, *shape)`; `1 - value` of what is negated.
 
         Raises:
             GraphError: before any query.
         """
-        return self.graph._value_of(self)
+        return self.graph._value_of(self)  # type: ignore[no-any-return]
 
-    def negate(self) -> Variable:
+    def negate(self) -> Variable[ArrayT]:
         """The negation, the same as `~u`."""
         return self._like(self.view, self._index, self.keys, self.distinct, not self.negated)
 
-    def __invert__(self) -> Variable:
+    def __invert__(self) -> Variable[ArrayT]:
         return self.negate()
 
-    def __getitem__(self, key: Any) -> Variable:
+    def __getitem__(self, key: Any) -> Variable[ArrayT]:
         if is_tracer(key):
             raise VariableIndexError(
                 f"{self.name}: an index can't be traced by JAX, for it says which variables a "
@@ -137,11 +137,11 @@ class Variable:
         return self._like(None, np.asarray(index), keys, self.distinct and _is_basic(key))
 
     @property
-    def T(self) -> Variable:
+    def T(self) -> Variable[ArrayT]:
         """The variables with their axes in reverse order."""
         return self._permuted(tuple(range(self.ndim))[::-1], ".T")
 
-    def transpose(self, *axes: int | tuple[int, ...]) -> Variable:
+    def transpose(self, *axes: int | tuple[int, ...]) -> Variable[ArrayT]:
         """The variables with their axes in this order, reversed by default, as in NumPy."""
         order = _dims(axes)
         ndim = self.ndim
@@ -156,7 +156,7 @@ class Variable:
         axes = named if order else tuple(range(ndim))[::-1]
         return self._permuted(axes, f".transpose{_call_text(order)}")
 
-    def reshape(self, *shape: int | tuple[int, ...]) -> Variable:
+    def reshape(self, *shape: int | tuple[int, ...]) -> Variable[ArrayT]:
         """The variables, in C order, in another shape, of which one size may be -1."""
         dims = _dims(shape)
         text = f".reshape{_call_text(dims)}"
@@ -168,19 +168,19 @@ class Variable:
             )
         return self._reshaped(full, text)
 
-    def flatten(self) -> Variable:
+    def flatten(self) -> Variable[ArrayT]:
         """The variables, in C order, in one dimension."""
         return self._reshaped((self.size,), ".flatten()")
 
     ravel = flatten
 
-    def _permuted(self, axes: tuple[int, ...], text: str) -> Variable:
+    def _permuted(self, axes: tuple[int, ...], text: str) -> Variable[ArrayT]:
         keys = (*self.keys, _Text(text))
         if self.view is not None:
             return self._like(self.view.transposed(axes), None, keys, self.distinct)
         return self._like(None, self.index.transpose(axes), keys, self.distinct)
 
-    def _reshaped(self, shape: tuple[int, ...], text: str) -> Variable:
+    def _reshaped(self, shape: tuple[int, ...], text: str) -> Variable[ArrayT]:
         keys = (*self.keys, _Text(text))
         view = None if self.view is None else self.view.reshaped(shape)
         index = self.index.reshape(shape) if view is None else None
@@ -193,7 +193,7 @@ class Variable:
         keys: tuple[Any, ...],
         distinct: bool,
         negated: bool | None = None,
-    ) -> Variable:
+    ) -> Variable[ArrayT]:
         """Other variables of the same tensor."""
         negated = self.negated if negated is None else negated
         return Variable(self.graph, self.position, view, index, keys, negated, distinct)
@@ -203,7 +203,7 @@ class Variable:
             raise TypeError(f"{self.name} is a single variable: it has no length")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Variable]:
+    def __iter__(self) -> Iterator[Variable[ArrayT]]:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:

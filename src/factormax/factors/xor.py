@@ -8,9 +8,7 @@ __all__ = ["Xor"]
 
 
 class Xor(RowFactor):
-    r"""Exactly one of the variables is on: $\sum_i \mu_i = 1$.
-
-    Alone, it is sparsemax: the projection onto the probability simplex.
+    r"""Exactly one of the variables is on: $\sum_i \mu_i = 1$. Alone, it is sparsemax.
 
     Args:
         variables: a variable, a slice, or a list of them.
@@ -24,9 +22,8 @@ class Xor(RowFactor):
         >>> u = fg.variable_from(np.array([[1.0, 0.5, -1.0], [0.0, 3.0, 0.0]]))
         >>> _ = fg.add(fm.Xor(u, axis=1))
         >>> _ = fg.solve()
-        >>> u.value
-        array([[0.75, 0.25, 0.  ],
-               [0.  , 1.  , 0.  ]])
+        >>> u.value.tolist()
+        [[0.75, 0.25, 0.0], [0.0, 1.0, 0.0]]
     """
 
     _fixed_rows = 1

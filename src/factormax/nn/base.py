@@ -144,7 +144,7 @@ class StructuredLayer(nn.Module):
             fg._solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         else:
             fg.solve(**self._options(*_SOLVE), temperature=self._temperature_of(temperature))
-        return layout.undo(u.value)  # type: ignore[arg-type]
+        return layout.undo(u.value)
 
     def loss(
         self,
@@ -241,7 +241,7 @@ class StructuredLayer(nn.Module):
             fg.decode(**self._options("tol", "max_iter", "on_failure"))
         else:
             fg._solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
-        return layout.undo(u.value)  # type: ignore[arg-type]
+        return layout.undo(u.value)
 
     # ---- for subclasses --------------------------------------------------------------------------
 
