@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,28 @@ def sparsemax(scores: Tensor) -> Tensor:
     rank = torch.arange(1, scores.shape[1] + 1, device=scores.device)
     count = (rank * ordered > excess).sum(dim=1, keepdim=True)
     return (scores - excess.gather(1, count - 1) / count).clamp(min=0)
+
+
+def chain_marginals(scores: Tensor) -> Tensor:
+    """Of a linear chain without transitions, by torch-struct; every step sums to one."""
+    import torch_struct
+
+    pairs = scores[:, 1:, :, None].expand(-1, -1, -1, scores.shape[2]).clone()
+    pairs[:, 0] += scores[:, 0, None, :]
+    found = torch_struct.LinearChainCRF(pairs).marginals
+    return torch.cat([found[:, :1].sum(dim=2), found.sum(dim=3)], dim=1)
+
+
+def tree_marginals(scores: Tensor) -> Tensor:
+    """Of projective dependency trees, by torch-struct; every word has one head."""
+    import torch_struct
+
+    found: Tensor = torch_struct.DependencyCRF(scores).marginals
+    return found
+
+
+def _if_installed(name: str, layer: Layer) -> tuple[str, Layer] | None:
+    return (name, layer) if find_spec("torch_struct") else None
 
 
 def _normal(*shape: int, pairs: int = 0) -> Draw:
@@ -158,7 +181,8 @@ def _sequence(length: int, states: int, at_most_one: bool) -> Case:
             fg.add(fm.AtMostOne(u[:, 1:], axis=0))
         return u
 
-    return Case(build, draw, (64, 256, 1024))
+    rival = _if_installed("torch-struct, a linear chain", chain_marginals)
+    return Case(build, draw, (64, 256, 1024), rival)
 
 
 def _tree(n: int, budget: int = 3) -> Case:
@@ -172,7 +196,8 @@ def _tree(n: int, budget: int = 3) -> Case:
             fg.add(fm.Budget(u[others[h], h], budget))
         return u
 
-    return Case(build, _normal(n, n), (64, 256, 1024))
+    rival = _if_installed("torch-struct, projective trees", tree_marginals)
+    return Case(build, _normal(n, n), (64, 256, 1024), rival)
 
 
 CASES = {
