@@ -15,6 +15,8 @@ FUZZ_ARGS ?=
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+RELEASED := build/editable-$(notdir $(abspath $(VENV)))
+CTEST := $(BIN)/ctest --parallel --output-on-failure --no-tests=error
 STUBGEN := $(BIN)/python -m nanobind.stubgen --quiet --module factormax._core --output-file
 
 CPP_LIBRARY := $(shell find cpp/include cpp/src cpp/bindings -name '*.h' -o -name '*.hpp' -o -name '*.cpp')
@@ -39,10 +41,12 @@ $(STAMPS)/tools: constraints.txt | $(BIN)/python
 	-$(PIP) jaxlib  # for its headers: JAX then calls the core without Python in between
 	@mkdir -p $(STAMPS) && touch $@
 
-# Editable: Python edits need no reinstall, C++ edits rebuild incrementally under build/.
+# Editable: Python edits need no reinstall, C++ edits rebuild incrementally in $(RELEASED), where
+# the C++ tests find the library that is installed.
 $(STAMPS)/install: $(STAMPS)/tools pyproject.toml CMakeLists.txt constraints.txt $(CPP_LIBRARY)
 	@echo "Building factormax and installing it in $(VENV)"
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --config-settings=build-dir=$(RELEASED) \
+	  --config-settings=cmake.define.FACTORMAX_CPP_TESTS=ON --editable .
 	@touch $@
 
 # factormax is already installed, so this adds only what the extra requires.
@@ -53,6 +57,9 @@ $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/install
 
 # ---- Targets -------------------------------------------------------------------------------------
 
+.PHONY: tools
+tools: $(STAMPS)/tools
+
 .PHONY: help
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -62,7 +69,10 @@ demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer 
 	$(BIN)/python examples/matching_points.py $(DEMO_ARGS)
 
 .PHONY: test
-test: cpp-test $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## C++ tests, then pytest without the slow tests
+test: cpp-test py-test  ## C++ tests, then pytest without the slow tests
+
+.PHONY: py-test
+py-test: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## pytest alone
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: test-slow
@@ -91,21 +101,26 @@ test-jax:  ## the tests of JAX with the oldest and the newest version: JAX_RANGE
 	done
 
 .PHONY: cpp-test
-cpp-test: $(STAMPS)/tools  ## C++ tests: under the sanitizers, and as released, with vector clones
-	for sanitize in address OFF; do \
-	  $(BIN)/cmake -S . -B build/cpp-$$sanitize -G Ninja -DFACTORMAX_CPP_TESTS=ON \
-	    -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=$$sanitize && \
-	  $(BIN)/cmake --build build/cpp-$$sanitize && \
-	  $(BIN)/ctest --test-dir build/cpp-$$sanitize --output-on-failure --no-tests=error || exit 1; \
-	done
+cpp-test: cpp-test-sanitized cpp-test-released  ## C++ tests: under the sanitizers, and as released, with vector clones
+
+.PHONY: cpp-test-released
+cpp-test-released: $(STAMPS)/install
+	$(BIN)/cmake --build $(RELEASED) --target cpp-tests
+	$(CTEST) --test-dir $(RELEASED)
+
+.PHONY: cpp-test-sanitized
+cpp-test-sanitized: $(STAMPS)/tools
+	$(BIN)/cmake -S . -B build/cpp-address -G Ninja -DFACTORMAX_CPP_TESTS=ON \
+	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=address
+	$(BIN)/cmake --build build/cpp-address
+	$(CTEST) --test-dir build/cpp-address
 
 .PHONY: tsan
 tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	$(BIN)/cmake -S . -B build/cpp-thread -G Ninja -DFACTORMAX_CPP_TESTS=ON \
 	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=thread
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve
-	$(BIN)/ctest --test-dir build/cpp-thread --output-on-failure --no-tests=error \
-	  --tests-regex '^test_(parallel|solve)$$'
+	$(CTEST) --test-dir build/cpp-thread --tests-regex '^test_(parallel|solve)$$'
 
 FUZZ := -m fuzz --minutes $(MINUTES) --seed $(SEED) --size $(SIZE) --dtype $(DTYPE) $(FUZZ_ARGS)
 

@@ -92,18 +92,19 @@ template <class T>
 void test_count(Method method) {
   test::current_case = std::string(sizeof(T) == 4 ? "float" : "double") +
                        (method == Method::admm ? ", ADMM" : ", compact");
-  Graph<T> few = graph_of<T>(4), many = graph_of<T>(200);
+  const int batch = test::times(200);
+  Graph<T> few = graph_of<T>(4), many = graph_of<T>(batch);
   set_num_threads(1);
   count(few, 4, method);  // the thread keeps its memory
   const long once = count(few, 4, method);
   CHECK(once < 20);
-  CHECK(count(many, 200, method) == once);
+  CHECK(count(many, batch, method) == once);
 
   // A thread that takes part allocates once per call; how many do is up to chance.
   const int threads = 4;
   set_num_threads(threads);
   for (int repeat = 0; repeat < 3; ++repeat) {
-    const long all = count(many, 200, method);
+    const long all = count(many, batch, method);
     if (repeat > 0) CHECK(all <= threads * (once + 4));
   }
   set_num_threads(0);

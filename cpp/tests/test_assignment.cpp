@@ -140,7 +140,7 @@ template <class T>
 void test_shape(Random& random, int rows, int cols, int repeats, bool brute) {
   Allocated<T> a({rows, cols});
   CHECK(a.oracle.slots() == rows && a.oracle.feature_slots() == 0);
-  for (int repeat = 0; repeat < repeats; ++repeat) {
+  for (int repeat = 0; repeat < factormax::test::times(repeats); ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
     const double closed = repeat % 5 == 0 ? 0.3 : 0;  // columns
     std::vector<int> gone(rows * cols);

@@ -180,7 +180,7 @@ void check_model(Random& random, const Drawn& drawn, int& optima, int& models) {
 void test_random(std::uint64_t seed) {
   Random random(seed);
   int optima = 0, models = 0;
-  for (int repeat = 0; repeat < 120; ++repeat) {
+  for (int repeat = 0; repeat < factormax::test::times(120); ++repeat) {
     const int units = random.integer(3, 7), rows = repeat % 2 == 0 ? 0 : random.integer(1, 3);
     const Drawn drawn = draw(random, units, random.integer(0, 8), rows, repeat % 3 == 0);
     factormax::test::current_case = "model " + std::to_string(repeat);

@@ -193,7 +193,7 @@ void test_sequence(std::uint64_t seed) {
   for (const bool all : {true, false}) {
     for (const auto& [length, states] : all ? small : large) {
       for (int kind = 0; kind < 5; ++kind) {
-        for (int repeat = 0; repeat < (all ? 24 : 8); ++repeat) {
+        for (int repeat = 0; repeat < times(all ? 24 : 8); ++repeat) {
           const Shape shape{length, states, random.flip(), random.flip(), random.flip()};
           const int present = random.integer(0, 3) > 0 ? length : random.integer(0, length);
           const double forbidden = random.flip() ? 0 : random.uniform(0, all ? 0.6 : 0.2);
@@ -290,7 +290,7 @@ void test_budget(std::uint64_t seed) {
   for (const int length : {1, 2, 3, 5, 8, 11, 40, 150}) {
     const bool all = length <= 11;
     for (int kind = 0; kind < 5; ++kind) {
-      for (int repeat = 0; repeat < (length <= 8 ? 60 : 12); ++repeat) {
+      for (int repeat = 0; repeat < times(length <= 8 ? 60 : 12); ++repeat) {
         const int budget = random.integer(-1, repeat % 3 == 0 ? length + 1 : 1 + length / 3);
         const double forbidden = random.flip() ? 0 : random.uniform();
         factormax::test::current_case = std::string("budget ") + kKinds[kind] + " " +

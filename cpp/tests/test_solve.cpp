@@ -55,7 +55,7 @@ void test_logic(std::uint64_t seed) {
   Random random(seed);
   for (const double scale : {0.3, 1.0, 5.0}) {
     for (const int n : {3, 8, 20, 60}) {
-      for (int repeat = 0; repeat < 4; ++repeat) {
+      for (int repeat = 0; repeat < times(4); ++repeat) {
         const std::uint64_t which = 1000 * seed + 10 * n + repeat;
         name_case("logic " + std::to_string(n) + ", seed " + std::to_string(which), scale);
         Graph<T> graph = logic<T>(which, n, n / 2);
@@ -96,7 +96,7 @@ void test_pairs(std::uint64_t seed) {
 // Many pairs and constraints that leave little room: where multipliers run away, if they can.
 template <class T>
 void test_frustrated(std::uint64_t seed) {
-  for (int repeat = 0; repeat < 40; ++repeat) {
+  for (int repeat = 0; repeat < times(40); ++repeat) {
     name_case("frustrated, repeat " + std::to_string(repeat), 5);
     Random random(1000 * seed + repeat);
     Graph<T> graph = logic<T>(1000 * seed + repeat, 25, 12);
@@ -114,7 +114,7 @@ template <class T>
 void test_pair_on_grid(std::uint64_t seed) {
   Random random(seed);
   constexpr int kSteps = 100;
-  for (int repeat = 0; repeat < 40; ++repeat) {
+  for (int repeat = 0; repeat < times(40); ++repeat) {
     name_case("pair on a grid, repeat " + std::to_string(repeat));
     Graph<T> graph(2);
     graph.pair({0, random.flip()}, {1, random.flip()});
@@ -525,7 +525,7 @@ void test_projector(std::uint64_t seed) {
       graph.normal_scores(random, 1, scale);
       check_projector(graph, solve(graph, 1, Method::compact, tight<T>()));
     }
-    for (int repeat = 0; repeat < 8; ++repeat) {
+    for (int repeat = 0; repeat < times(8); ++repeat) {
       name_case("projector, logic " + std::to_string(repeat), scale);
       Graph<T> graph = logic<T>(seed + repeat, 25, 12);
       graph.normal_scores(random, 1, scale);
@@ -542,7 +542,7 @@ void test_differences(std::uint64_t seed) {
   options.tol = 1e-12;
   const double h = 1e-6;
   precision = "double";
-  for (int repeat = 0; repeat < 30; ++repeat) {
+  for (int repeat = 0; repeat < times(30); ++repeat) {
     for (const double scale : {0.3, 1.0, 4.0}) {
       name_case("differences, repeat " + std::to_string(repeat), scale);
       const int n = 15;

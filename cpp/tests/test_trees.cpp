@@ -294,7 +294,7 @@ template <class Oracle, class T, class Best>
 void compare(Random& random, int n, bool single_root, bool projective, int repeats, Best best) {
   Allocated<Oracle> a({n, single_root});
   CHECK(a.oracle.slots() == n && a.oracle.feature_slots() == 0);
-  for (int repeat = 0; repeat < repeats; ++repeat) {
+  for (int repeat = 0; repeat < factormax::test::times(repeats); ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
     const std::vector<int> gone = random_pattern(random, n, forbidden, absent);
     bool prepared = false;
