@@ -57,9 +57,6 @@ $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/install
 
 # ---- Targets -------------------------------------------------------------------------------------
 
-.PHONY: tools
-tools: $(STAMPS)/tools
-
 .PHONY: help
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -68,8 +65,15 @@ help:  ## list the targets
 demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer and save a picture
 	$(BIN)/python examples/matching_points.py $(DEMO_ARGS)
 
+# pip unpacks on one core: meanwhile the other compiles for the sanitizers.
 .PHONY: test
-test: cpp-test py-test  ## C++ tests, then pytest without the slow tests
+test: $(STAMPS)/tools  ## C++ tests, then pytest without the slow tests
+	$(MAKE) --jobs=2 cpp-test-sanitized extras
+	$(MAKE) cpp-test-released py-test
+
+.PHONY: extras
+extras:
+	$(MAKE) --jobs=1 $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo $(STAMPS)/extra-dev
 
 .PHONY: py-test
 py-test: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## pytest alone
