@@ -1,4 +1,4 @@
-"""Times: matching against cvxpylayers, Xor against entmax, the full MRF, threads, graph building.
+"""Times: matching against cvxpylayers, rows against entmax, the full MRF, threads, graph building.
 
 Every section checks the answers first. The times of the reference implementation (lp-sparsemap,
 best tuned step size) were measured once, on two cores, and are quoted: it is not installed here.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,57 @@ def xor(quick: bool) -> Section:
     return text, {"ms": ms, "error": error}
 
 
+def components(quick: bool) -> Section:
+    """Rows of sparsemax as a batch and as one graph, which falls apart; forward and backward."""
+    rows: list[list[object]] = []
+    numbers: dict[str, Any] = {}
+    for shape in ((8192, 128), (1024, 1000)):
+        torch.manual_seed(0)
+        scores = torch.randn(shape, requires_grad=True)
+        grad = torch.randn(shape)
+
+        def run(
+            batch_dims: int, scores: torch.Tensor = scores, grad: torch.Tensor = grad
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            fg = fm.FactorGraph(batch_dims=batch_dims)
+            u = fg.variable_from(scores)
+            fg.add(fm.Xor(u, axis=None if batch_dims else 1))
+            fg.solve()
+            scores.grad = None
+            u.value.backward(grad)
+            assert scores.grad is not None
+            return u.value.detach(), scores.grad
+
+        exact, slope = sparsemax(scores.detach().double(), grad.double())
+        for batch_dims in (0, 1):
+            value, ours = run(batch_dims)
+            error = float((value - exact).abs().max())
+            require(error <= 1e-5, f"rows of {shape} are off by {error}")
+            error = float((ours - slope).abs().max())
+            require(error <= 1e-4, f"the gradient of rows of {shape} is off by {error}")
+        times = interleaved(
+            {"batch": partial(run, 1), "one graph": partial(run, 0)}, 10 if quick else 40, warmup=3
+        )
+        ms = {k: 1e3 * v for k, v in times.items()}
+        ratio = ms["one graph"] / ms["batch"]
+        rows.append([f"{shape[0]}x{shape[1]}", ms["batch"], ms["one graph"], ratio])
+        numbers[f"{shape[0]}x{shape[1]}"] = ms
+    text = table("Rows of sparsemax (ms)", ["", "batch", "one graph", "ratio"], rows)
+    return text, {"ms": numbers}
+
+
+def sparsemax(scores: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By sorting, and its derivative."""
+    ordered = scores.sort(dim=1, descending=True).values
+    count = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype)
+    level = (ordered.cumsum(1) - 1) / count
+    support = (ordered > level).sum(1, keepdim=True)
+    value = (scores - level.gather(1, support - 1)).clamp(min=0)
+    free = value > 0
+    mean = (grad * free).sum(1, keepdim=True) / support
+    return value, free * (grad - mean)
+
+
 def mrf(quick: bool) -> Section:
     """The full MRF of 159 labels, one instance."""
     n = 159
@@ -415,6 +467,7 @@ SECTIONS: dict[str, Callable[[bool], Section]] = {
     "matching": matching,
     "core": core,
     "xor": xor,
+    "components": components,
     "mrf": mrf,
     "building": building,
     "fixed": fixed,

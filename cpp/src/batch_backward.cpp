@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 
 #include "factormax/backward.hpp"
 #include "factormax/batch.hpp"
+#include "factormax/components.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
+#include "local_problem.hpp"
 #include "thread_memory.hpp"
 
 namespace factormax {
@@ -54,34 +57,28 @@ std::size_t backward_bytes(const Problem<T>& problem, int growth, bool rows) {
   return counter.used();
 }
 
-// Where the structures of each instance begin.
+// Where the structures of each factor of each instance begin.
 struct StructureOffsets {
-  std::vector<std::int64_t> structure, on, features, dense, cuts;
+  std::vector<std::int64_t> structure, on, features, dense, cuts;  // (B * S + 1,)
+
+  explicit StructureOffsets(std::size_t factors = 0) {
+    for (auto* a : {&structure, &on, &features, &dense, &cuts}) a->assign(factors + 1, 0);
+  }
 };
 
 template <class T>
 StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
                             const std::int32_t* count, const std::int32_t* num_cuts) {
   const std::vector<StructureSizes> sizes = structure_sizes(problem);
-  StructureOffsets at;
-  for (auto* a : {&at.structure, &at.on, &at.features, &at.dense, &at.cuts}) {
-    a->assign(batch + 1, 0);
-  }
-  for (std::int64_t i = 0; i < batch; ++i) {
-    at.structure[i + 1] = at.structure[i];
-    at.on[i + 1] = at.on[i];
-    at.features[i + 1] = at.features[i];
-    at.dense[i + 1] = at.dense[i];
-    at.cuts[i + 1] = at.cuts[i];
-    for (std::size_t f = 0; f < sizes.size(); ++f) {
-      const std::int64_t k = count[i * static_cast<std::int64_t>(sizes.size()) + f];
-      at.structure[i + 1] += k;
-      at.on[i + 1] += k * sizes[f].slots;
-      at.features[i + 1] += k * sizes[f].feature_slots;
-      at.dense[i + 1] += k * sizes[f].dense;
-      const std::int64_t c = num_cuts[i * static_cast<std::int64_t>(sizes.size()) + f];
-      if (c > 0) at.cuts[i + 1] += c * list_length(problem, static_cast<int>(f));
-    }
+  StructureOffsets at(batch * sizes.size());
+  for (std::size_t k = 0; k < batch * sizes.size(); ++k) {
+    const std::size_t f = k % sizes.size();
+    const std::int64_t found = count[k], lists = std::max(num_cuts[k], 0);
+    at.structure[k + 1] = at.structure[k] + found;
+    at.on[k + 1] = at.on[k] + found * sizes[f].slots;
+    at.features[k + 1] = at.features[k] + found * sizes[f].feature_slots;
+    at.dense[k + 1] = at.dense[k] + found * sizes[f].dense;
+    at.cuts[k + 1] = at.cuts[k] + lists * list_length(problem, static_cast<int>(f));
   }
   return at;
 }
@@ -91,13 +88,14 @@ template <class T>
 void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t i,
            StructuredFactors<T>& structured) {
   const Span<StructuredFactor> all = structured.all();
-  const std::int32_t* count = grads.count + i * all.size;
-  const double* prob = grads.prob + at.structure[i];
-  const std::int32_t* on = grads.on + at.on[i];
-  const std::int32_t* features = grads.features + at.features[i];
-  const double* dense = grads.dense + at.dense[i];
-  const std::int32_t* num_cuts = grads.num_cuts + i * all.size;
-  const std::uint8_t* flags = grads.cuts + at.cuts[i];
+  const std::int64_t first = i * all.size;
+  const std::int32_t* count = grads.count + first;
+  const double* prob = grads.prob + at.structure[first];
+  const std::int32_t* on = grads.on + at.on[first];
+  const std::int32_t* features = grads.features + at.features[first];
+  const double* dense = grads.dense + at.dense[first];
+  const std::int32_t* num_cuts = grads.num_cuts + first;
+  const std::uint8_t* flags = grads.cuts + at.cuts[first];
   for (int f = 0; f < all.size; ++f) {
     ActiveSet& set = all[f].set;
     if (num_cuts[f] > 0) {
@@ -125,7 +123,8 @@ double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>&
                    const StructureOffsets& at, const Gradients<T>& g, BackwardState<T>& state) {
   RowForm<T>& form = state.form;
   form.begin(p, i);
-  if (!form.adopt(grads.num_cuts + i * p.structured.count, grads.cuts + at.cuts[i])) {
+  const std::int64_t first = i * p.structured.count;
+  if (!form.adopt(grads.num_cuts + first, grads.cuts + at.cuts[first])) {
     return std::numeric_limits<double>::infinity();  // no solution has such rows
   }
   const Problem<T>& larger = form.problem();
@@ -154,10 +153,224 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
   if (state.structured.any()) {
     state.structured.prepare(p, state.instance, i, false);
     adopt(grads, at, i, state.structured);
-    if (grads.grad_prob != nullptr) g.grad_p = grads.grad_prob + at.structure[i];
+    if (grads.grad_prob != nullptr)
+      g.grad_p = grads.grad_prob + at.structure[i * p.structured.count];
   }
   grads.residual[i] = vjp(p, state.instance, i, grads.var_side.at(i), grads.row_side.at(i), g,
                           state.system, state.hubs(), state.d, state.rhs);
+}
+
+// What instances that are laid out alike need room for.
+struct Needs {
+  bool rows = false, structures = true;
+  int most = 0;  // structures of a factor
+
+  void add(bool by_rows, int count) {
+    rows |= by_rows;
+    structures |= !by_rows;
+    most = std::max(most, count);
+  }
+  int growth() const {
+    int growth = structures ? 1 : 0;
+    while (structures && 64 * growth < most) growth *= 4;
+    return growth;
+  }
+};
+
+// Differentiates instances of one layout, one after the other on one thread.
+template <class T>
+class BackwardWorker {
+ public:
+  BackwardWorker(const Problem<T>& problem, const Needs& needs, Control& control)
+      : problem_(problem),
+        control_(control),
+        leased_(backward_bytes(problem, needs.growth(), needs.rows)) {
+    Workspace* workspace = leased_.lease.get();
+    if (workspace == nullptr) {
+      control.fail_for_memory();
+    } else {
+      leased_.state.allocate(problem, needs.growth(), *workspace);
+      if (needs.rows) leased_.state.allocate_rows(problem, *workspace);
+    }
+  }
+
+  void operator()(std::int64_t i, const BatchGradients<T>& grads, const StructureOffsets& at,
+                  bool is_caller) {
+    if (control_.stopped(is_caller)) return;
+    for (ReducedSystem<T>* system : {&leased_.state.system, &leased_.state.row_system}) {
+      system->control = &control_;
+      system->may_poll = is_caller;
+    }
+    vjp_one(problem_, i, grads, at, leased_.state);
+  }
+
+ private:
+  const Problem<T>& problem_;
+  Control& control_;
+  Leased<BackwardState<T>> leased_;
+};
+
+template <class T>
+void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+               const StructureOffsets& at, Control& control) {
+  Needs needs;
+  if (problem.structured.count > 0) {
+    needs.structures = false;
+    const bool possible = RowForm<T>::possible(problem);
+    for (std::int64_t k = 0; k < batch * problem.structured.count; ++k) {
+      needs.add(possible && grads.num_cuts[k] >= 0, grads.count[k]);
+    }
+  }
+  const auto make_worker = [&]() -> Worker {
+    auto worker = std::make_shared<BackwardWorker<T>>(problem, needs, control);
+    return [&, worker](std::int64_t i, bool is_caller) { (*worker)(i, grads, at, is_caller); };
+  };
+  parallel_for(batch, make_worker, [&] { control.stopped(true); });
+}
+
+// ---- Components
+
+// The structures of one component, its factors side by side.
+struct LocalStructures {
+  std::vector<std::int32_t> count, num_cuts, on, features;
+  std::vector<double> prob, dense, grad_prob;
+  std::vector<std::uint8_t> cuts;
+
+  template <class T>
+  void gather(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t first,
+              const Indices& factors, BatchGradients<T>& own) {
+    for (auto* list : {&count, &num_cuts, &on, &features}) list->clear();
+    for (auto* list : {&prob, &dense, &grad_prob}) list->clear();
+    cuts.clear();
+    for (int k = 0; k < factors.count; ++k) {
+      const std::int64_t f = first + factors.index[k];
+      const auto append = [f](auto& to, const auto* from, const std::vector<std::int64_t>& begin) {
+        if (from != nullptr) to.insert(to.end(), from + begin[f], from + begin[f + 1]);
+      };
+      count.push_back(grads.count[f]);
+      num_cuts.push_back(grads.num_cuts[f]);
+      append(prob, grads.prob, at.structure);
+      append(grad_prob, grads.grad_prob, at.structure);
+      append(on, grads.on, at.on);
+      append(features, grads.features, at.features);
+      append(dense, grads.dense, at.dense);
+      append(cuts, grads.cuts, at.cuts);
+    }
+    own.count = count.data();
+    own.num_cuts = num_cuts.data();
+    own.prob = prob.data();
+    own.grad_prob = grads.grad_prob == nullptr ? nullptr : grad_prob.data();
+    own.on = on.data();
+    own.features = features.data();
+    own.dense = dense.data();
+    own.cuts = cuts.data();
+  }
+};
+
+// Differentiates components of one kind.
+template <class T>
+class ComponentVjp {
+ public:
+  ComponentVjp(const Problem<T>& whole, int kind, const Needs& needs, Control& control)
+      : factors_(whole.structured.count),
+        local_(whole, whole.components->layout(kind)),
+        offsets_(local_.problem().structured.count),
+        memory_(bytes()),
+        worker_(local_.problem(), needs, control) {
+    if (memory_.valid()) {
+      allocate(memory_);
+    } else {
+      control.fail_for_memory();
+    }
+  }
+
+  // Returns the residual.
+  double operator()(std::int64_t i, const Component& component, const BatchGradients<T>& grads,
+                    const StructureOffsets& at, bool is_caller) {
+    local_.gather(component, i);
+    const Indices &vars = component.vars, &dual = component.dual, &scores = component.scores;
+    double residual = 0;
+    BatchGradients<T> own;
+    own.grad_mu.data = vars.gather(grads.grad_mu.at(i), grad_mu_.data);
+    own.grad_mu_v.data = scores.gather(grads.grad_mu_v.at(i), grad_mu_v_.data);
+    own.var_side.data = vars.gather(grads.var_side.at(i), var_side_.data);
+    own.row_side.data = dual.gather(grads.row_side.at(i), row_side_.data);
+    own.status = grads.status + i;
+    own.grad_eta_u.data = vars.place(grads.grad_eta_u.at(i), grad_eta_u_.data);
+    own.grad_eta_v.data = scores.place(grads.grad_eta_v.at(i), grad_eta_v_.data);
+    own.residual = &residual;
+    if (component.factors.count > 0) {
+      structures_.gather(grads, at, i * factors_, component.factors, own);
+    }
+    worker_(0, own, offsets_, is_caller);
+    vars.scatter(own.grad_eta_u.data, grads.grad_eta_u.at(i));
+    scores.scatter(own.grad_eta_v.data, grads.grad_eta_v.at(i));
+    return residual;
+  }
+
+ private:
+  std::size_t bytes() {
+    Workspace counter;
+    allocate(counter);
+    return counter.used();
+  }
+
+  void allocate(Workspace& ws) {
+    const Layout& p = local_.problem();
+    local_.allocate(ws);
+    for (Span<T>* a : {&grad_mu_, &grad_eta_u_}) *a = ws.take<T>(p.num_vars);
+    for (Span<T>* a : {&grad_mu_v_, &grad_eta_v_}) *a = ws.take<T>(p.num_scores());
+    var_side_ = ws.take<std::int8_t>(p.num_vars);
+    row_side_ = ws.take<std::int8_t>(p.num_dual());
+  }
+
+  int factors_;  // of the whole
+  LocalProblem<T> local_;
+  Span<T> grad_mu_, grad_mu_v_, grad_eta_u_, grad_eta_v_;
+  Span<std::int8_t> var_side_, row_side_;
+  LocalStructures structures_;
+  StructureOffsets offsets_;  // of one instance, which begins at 0
+  Workspace memory_;
+  BackwardWorker<T> worker_;
+};
+
+template <class T>
+void vjp_components(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+                    const StructureOffsets& at, Control& control) {
+  const Components& components = *problem.components;
+  const int chunks = components.num_chunks(), factors = problem.structured.count;
+  std::vector<Needs> needs(components.num_kinds());
+  const std::vector<int> leaders = solved_by_rows_with(problem);
+  for (int f = 0; f < factors; ++f)
+    needs[components[components.of_factor(f)].kind].structures = false;
+  for (std::int64_t k = 0; k < batch * factors; ++k) {
+    const int f = static_cast<int>(k % factors);
+    needs[components[components.of_factor(f)].kind].add(leaders[f] >= 0 && grads.num_cuts[k] >= 0,
+                                                        grads.count[k]);
+  }
+  std::vector<double> residuals(batch * chunks, 0.0);
+  const auto make_worker = [&]() -> Worker {
+    auto workers = std::make_shared<ByKind<ComponentVjp<T>>>();
+    return [&, workers](std::int64_t item, bool is_caller) {
+      const std::int64_t chunk = item / batch, i = item % batch;
+      const Span<const Components::Run> runs = components.chunk(static_cast<int>(chunk));
+      workers->enter(runs, [&](int kind) {
+        return std::make_unique<ComponentVjp<T>>(problem, kind, needs[kind], control);
+      });
+      double& worst = residuals[i * chunks + chunk];
+      for (int k = 0; k < runs.size; ++k) {
+        for (int c = runs[k].first; c < runs[k].last; ++c) {
+          if (control.stop.load(std::memory_order_relaxed)) return;
+          worst = worse(worst, (*workers)[k](i, components[c], grads, at, is_caller));
+        }
+      }
+    };
+  };
+  parallel_for(batch * chunks, make_worker, [&] { control.stopped(true); });
+  for (std::int64_t i = 0; i < batch; ++i) {
+    grads.residual[i] =
+        std::accumulate(&residuals[i * chunks], &residuals[i * chunks] + chunks, 0.0, worse);
+  }
 }
 
 }  // namespace
@@ -177,6 +390,27 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
 }
 
 template <class T>
+std::vector<int> solved_by_rows_with(const Problem<T>& problem) {
+  std::vector<int> leader(problem.structured.count, -1);
+  const auto lead = [&](const Layout& layout, const auto& number) {
+    Problem<T> own;
+    static_cast<Layout&>(own) = layout;
+    if (!RowForm<T>::possible(own)) return;
+    for (int k = 0; k < layout.structured.count; ++k) leader[number(k)] = number(0);
+  };
+  if (problem.components == nullptr) {
+    lead(problem, [](int k) { return k; });
+    return leader;
+  }
+  const Components& components = *problem.components;
+  for (int c = 0; c < components.count(); ++c) {
+    const Component& own = components[c];
+    lead(components.layout(own.kind), [&](int k) { return own.factors.index[k]; });
+  }
+  return leader;
+}
+
+template <class T>
 int list_length(const Problem<T>& problem, int f) {
   const Structured& s = problem.structured;
   if (s.kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) {
@@ -190,45 +424,15 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
                Control& control) {
   Problem<T> problem = solved;
   problem.eta_u = {};  // all that matters of the scores is in the sides
-  const int kinds = problem.structured.count;
   StructureOffsets at;
-  int growth = 1;
-  bool rows = false;
-  if (kinds > 0) {
-    at = offsets_of(problem, batch, grads.count, grads.num_cuts);
-    const std::int64_t all = batch * kinds;
-    const bool possible = RowForm<T>::possible(problem);
-    const auto by_rows = [&](int c) { return possible && c >= 0; };
-    rows = std::any_of(grads.num_cuts, grads.num_cuts + all, by_rows);
-    const bool structures = !std::all_of(grads.num_cuts, grads.num_cuts + all, by_rows);
-    growth = structures ? 1 : 0;
-    const int most = *std::max_element(grads.count, grads.count + all);
-    while (structures && 64 * growth < most) growth *= 4;
-  }
-  const std::size_t bytes = backward_bytes(problem, growth, rows);
-  const auto make_worker = [&]() -> Worker {
-    auto leased = std::make_shared<Leased<BackwardState<T>>>(bytes);
-    Workspace* workspace = leased->lease.get();
-    if (workspace == nullptr) {
-      control.fail_for_memory();
-    } else {
-      leased->state.allocate(problem, growth, *workspace);
-      if (rows) leased->state.allocate_rows(problem, *workspace);
-    }
-    return [&, leased](std::int64_t i, bool is_caller) {
-      if (control.stopped(is_caller)) return;
-      for (ReducedSystem<T>* system : {&leased->state.system, &leased->state.row_system}) {
-        system->control = &control;
-        system->may_poll = is_caller;
-      }
-      vjp_one(problem, i, grads, at, leased->state);
-    };
-  };
-  parallel_for(batch, make_worker, [&] { control.stopped(true); });
+  if (problem.structured.count > 0) at = offsets_of(problem, batch, grads.count, grads.num_cuts);
+  const auto differentiate = problem.components == nullptr ? vjp_whole<T> : vjp_components<T>;
+  differentiate(problem, batch, grads, at, control);
 }
 
 #define FACTORMAX_INSTANTIATE(T)                                              \
   template std::vector<StructureSizes> structure_sizes<T>(const Problem<T>&); \
+  template std::vector<int> solved_by_rows_with<T>(const Problem<T>&);        \
   template int list_length<T>(const Problem<T>&, int);                        \
   template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <tuple>
 
+#include "factormax/components.hpp"
 #include "factormax/structured/oracle.hpp"
 
 namespace factormax {
@@ -410,9 +411,8 @@ std::string Model::lay_out_structured(const std::vector<Group>& groups,
   return "";
 }
 
-template <class T>
-Problem<T> Model::problem() const {
-  Problem<T> p;
+Layout Model::layout() const {
+  Layout p;
   p.num_vars = num_vars_;
   p.num_rows = num_rows();
   p.num_entries = num_entries();
@@ -437,6 +437,19 @@ Problem<T> Model::problem() const {
   p.structured.shape_ptr = oracle_shape_ptr_.data();
   p.structured.shape = oracle_shape_.data();
   p.structured.score_ptr = oracle_score_ptr_.data();
+  return p;
+}
+
+const Components* Model::components() const {
+  std::call_once(components_once_, [this] { components_ = Components::of(layout()); });
+  return components_.get();
+}
+
+template <class T>
+Problem<T> Model::problem() const {
+  Problem<T> p;
+  static_cast<Layout&>(p) = layout();
+  p.components = components();
   return p;
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "check.hpp"
+#include "factormax/components.hpp"
 #include "factormax/problem.hpp"
 
 namespace factormax::test {
@@ -29,6 +31,7 @@ struct Graph {
   std::vector<std::uint8_t> mask;
   std::vector<T> eta_u, eta_v;
   std::vector<std::uint8_t> isolated;  // filled by `problem`
+  std::shared_ptr<const Components> components;
 
   explicit Graph(int num_vars) : n(num_vars) {}
 
@@ -37,6 +40,9 @@ struct Graph {
   int num_pairs() const { return static_cast<int>(pair_var.size()) / 2; }
   int num_blocks() const { return static_cast<int>(block_kind.size()); }
   int num_dual() const { return num_rows() + num_pairs(); }
+
+  // From now on it is solved component by component.
+  void split() { components = Components::of(problem()); }
 
   // sum_k weight_k l_k (= or <=) bound
   void row(const std::vector<Literal>& literals, const std::vector<T>& weights, T bound,
@@ -111,6 +117,7 @@ struct Graph {
     p.block_ptr = block_ptr.data();
     p.block_kind = block_kind.data();
     p.block_isolated = isolated.data();
+    p.components = components.get();
     if (!mask.empty()) p.mask = batched(mask, n);
     p.eta_u = batched(eta_u, n);
     p.eta_v = batched(eta_v, num_pairs());

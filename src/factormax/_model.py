@@ -19,7 +19,8 @@ __all__ = ["Remembered", "is_large", "model_of"]
 
 T = TypeVar("T")
 
-_LARGEST = 200_000  # variables of all factors together; larger ones are remembered by their graph
+_LARGEST = 200_000  # variables of all factors together: more than a few such would fill the memory
+_LARGEST_OF_ALL = 4_000_000  # about 100 MB: only its graph remembers the model
 
 
 class Remembered(Generic[T]):
@@ -52,11 +53,12 @@ class Remembered(Generic[T]):
 
 
 _remembered: Remembered[Model] = Remembered(64)
+_remembered_large: Remembered[Model] = Remembered(2)
 
 
 def is_large(factors: Sequence[BaseFactor]) -> bool:
-    """Whether these are too many to remember what was made of them."""
-    return sum([f._count * f._size for f in factors]) > _LARGEST
+    """Whether these are too many to remember much of what was made of them."""
+    return _size(factors) > _LARGEST
 
 
 def model_of(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
@@ -66,12 +68,17 @@ def model_of(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
         GraphError: if they make no sense together.
     """
     key = (num_variables, *[f._key for f in factors])
-    found = _remembered.get(key)
+    remembered = _remembered_large if is_large(factors) else _remembered
+    found = remembered.get(key)
     if found is None:
         found = _compiled(num_variables, factors)
-        if not is_large(factors):
-            _remembered.keep(key, found)
+        if _size(factors) <= _LARGEST_OF_ALL:
+            remembered.keep(key, found)
     return found
+
+
+def _size(factors: Sequence[BaseFactor]) -> int:
+    return sum([f._count * f._size for f in factors])
 
 
 def _compiled(num_variables: int, factors: Sequence[BaseFactor]) -> Model:

@@ -118,7 +118,7 @@ class Solution:
 
     @property
     def iterations(self) -> Array:
-        """Passes over the graph, `(*batch,)`."""
+        """Passes over the graph, or over the part of it that took most of them, `(*batch,)`."""
         return self._batch(self.raw.iterations)
 
     @property

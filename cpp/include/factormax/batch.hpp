@@ -36,6 +36,11 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem);
 template <class T>
 int list_length(const Problem<T>& problem, int f);
 
+// For each structured factor the first of those that are solved by rows if it is, all of them or
+// none; -1 if it never is.
+template <class T>
+std::vector<int> solved_by_rows_with(const Problem<T>& problem);
+
 // Bytes one thread works in.
 template <class T>
 std::size_t workspace_bytes(const Problem<T>& problem, Method method);

@@ -91,6 +91,9 @@ class Model {
   // The same with a row for each variable that holds it at 0 or 1, or not at all. Made once.
   std::shared_ptr<const Model> bounded() const;
 
+  // Null if the graph is connected. Found once.
+  const Components* components() const;
+
   // The index arrays; the numbers are still missing.
   template <class T>
   Problem<T> problem() const;
@@ -151,11 +154,14 @@ class Model {
                                  const std::vector<Literals>& literals);
   void lay_out_bundle(Bundle& bundle, const std::vector<Literals>& literals);
   void mark_isolated(const std::vector<Literals>& literals);
+  Layout layout() const;
   template <class Visit>
   void visit_rows(Visit visit) const;
 
   mutable std::once_flag bounded_once_;
   mutable std::shared_ptr<const Model> bounded_;
+  mutable std::once_flag components_once_;
+  mutable std::shared_ptr<const Components> components_;
   int num_vars_ = 0, num_links_ = 0;
   bool has_coef_params_ = false, has_row_params_ = false;
   std::vector<Group> groups_;

@@ -96,6 +96,8 @@ struct Structured {
   int scores(int f) const { return score_ptr[f + 1] - score_ptr[f]; }
 };
 
+class Components;
+
 // The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one per factor).
 // This is what does not depend on the scalar type.
 struct Layout {
@@ -116,6 +118,7 @@ struct Layout {
   Batched<const std::uint8_t> mask;              // (n,)  optional; 0: the variable is off
   Structured structured;
   double row_precision = 0;  // relative, of coef and rhs, if that is less than their type has
+  const Components* components = nullptr;  // null: it is solved as a whole
 
   int num_dual() const { return num_rows + num_pairs + structured.num_links; }
   int num_scores() const { return num_pairs + structured.num_scores; }

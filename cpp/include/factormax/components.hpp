@@ -1,0 +1,107 @@
+// A graph falls apart into connected components, each of which is solved as an instance of its own,
+// docs/math.md (16a). Components that are laid out alike share one layout, so that one workspace
+// serves them all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "factormax/problem.hpp"
+
+namespace factormax {
+
+// Which numbers of the whole are a component's: in its own order, often side by side.
+struct Indices {
+  const std::int32_t* index = nullptr;
+  int count = 0;
+  bool adjoin = false;  // they are index[0], index[0] + 1, ..., and there is at least one
+
+  // Its numbers: where they are, or copied to `own`. Null if there are none of the whole.
+  template <class X>
+  const X* gather(const X* whole, X* own) const {
+    if (whole == nullptr) return nullptr;
+    if (adjoin) return whole + index[0];
+    for (int k = 0; k < count; ++k) own[k] = whole[index[k]];
+    return own;
+  }
+
+  // Where to write its numbers, if `scatter` follows.
+  template <class X>
+  X* place(X* whole, X* own) const {
+    return adjoin && whole != nullptr ? whole + index[0] : own;
+  }
+  template <class X>
+  void scatter(const X* own, X* whole) const {
+    if (adjoin || whole == nullptr) return;
+    for (int k = 0; k < count; ++k) whole[index[k]] = own[k];
+  }
+};
+
+struct Component {
+  int kind = 0;         // which layout it has
+  Indices vars;         // of (n,)
+  Indices dual;         // of (R + P + links,)
+  Indices scores;       // of (P + scores of the structured factors,)
+  Indices factors;      // of (S,), structured ones
+  int structures = -1;  // its number among those with structured factors
+};
+
+class Components {
+ public:
+  // Null if there is only one. Variables that are in no factor are one component together.
+  static std::unique_ptr<const Components> of(const Layout& whole);
+
+  // Consecutive components of one kind.
+  struct Run {
+    int kind, first, last;
+  };
+
+  const Component& operator[](int c) const { return all_[c]; }
+  int count() const { return static_cast<int>(all_.size()); }
+  const Layout& layout(int kind) const { return kinds_[kind]->layout; }
+  int num_kinds() const { return static_cast<int>(kinds_.size()); }
+  // Those that have structured factors, and in which of them a factor is.
+  int num_structured() const { return num_structured_; }
+  int of_factor(int f) const { return of_factor_[f]; }
+
+  // The components are cut into chunks of so much work that a thread is well employed: large
+  // components first, like ones together.
+  int num_chunks() const { return static_cast<int>(chunk_ptr_.size()) - 1; }
+  Span<const Run> chunk(int k) const {
+    return {runs_.data() + chunk_ptr_[k], chunk_ptr_[k + 1] - chunk_ptr_[k]};
+  }
+
+ private:
+  // The index arrays of a layout.
+  struct Arrays {
+    int num_vars = 0, num_links = 0;
+    std::vector<std::int32_t> row_ptr, col, block_ptr, pair_var;
+    std::vector<std::int8_t> kind, block_kind, oracle_kind;
+    std::vector<std::uint8_t> pair_negated, block_isolated, linked;
+    std::vector<std::int32_t> var_ptr, var, shape_ptr, shape, score_ptr;
+
+    void clear();
+    std::uint64_t hash() const;
+    bool operator==(const Arrays& other) const;
+    Layout layout() const;
+    std::int64_t work() const;
+  };
+  struct Kind {
+    Arrays arrays;
+    Layout layout;  // of these
+    std::int64_t work;
+  };
+  class Finder;
+
+  void cut_into_chunks();
+
+  std::vector<Component> all_;
+  std::vector<std::unique_ptr<const Kind>> kinds_;
+  std::vector<std::int32_t> var_, dual_, score_, factor_, of_factor_;
+  std::vector<Run> runs_;
+  std::vector<int> chunk_ptr_;
+  int num_structured_ = 0;
+};
+
+}  // namespace factormax
