@@ -150,13 +150,11 @@ class Components::Finder {
     }
     if (empty && free < 0) free = count_++;
     free_ = free;
+    if (count_ > 1) gather_closed();
     return count_ > 1;
   }
 
   void lay_out() {
-    const auto of = [&](const std::int32_t* begin, const std::int32_t* end) {
-      return begin == end ? free_ : of_var_[*begin];
-    };
     const auto of_block = [&](int f) { return of(block_begin(f), block_begin(f + 1)); };
     const auto of_factor = [&](int f) { return of(s_.vars(f).begin(), s_.vars(f).end()); };
     const Sorted vars(p_.num_vars, count_, [&](int j) { return of_var_[j]; });
@@ -192,6 +190,58 @@ class Components::Finder {
   }
 
  private:
+  // What has a closed form is solved in one pass, alone or among others. So small ones go together:
+  // a solve for each would cost more than they do.
+  void gather_closed() {
+    std::vector<std::int64_t> work(static_cast<std::size_t>(count_), 0);
+    std::vector<std::uint8_t> closed(static_cast<std::size_t>(count_), 1);
+    for (const std::int32_t c : of_var_) ++work[c];
+    for (int f = 0; f < p_.num_blocks; ++f) {
+      const int c = of(block_begin(f), block_begin(f + 1));
+      work[c] += block_begin(f + 1) - block_begin(f);
+      closed[c] &= p_.block_isolated[f];
+    }
+    for (int q = 0; q < p_.num_pairs; ++q) {
+      const int c = of_var_[p_.pair_var[2 * q]];
+      work[c] += 2;
+      closed[c] &= p_.block_isolated[p_.num_blocks + q];
+    }
+    for (int f = 0; f < s_.count; ++f) closed[of(s_.vars(f).begin(), s_.vars(f).end())] = 0;
+    std::vector<std::int32_t> small;  // like ones together
+    for (int c = 0; c < count_; ++c) {
+      if (closed[c] != 0 && work[c] < kTogether) small.push_back(c);
+    }
+    std::stable_sort(small.begin(), small.end(), [&](int a, int b) { return work[a] < work[b]; });
+    std::vector<std::int32_t> label(static_cast<std::size_t>(count_), -1);
+    int first = -1;
+    std::int64_t sum = 0;
+    for (const std::int32_t c : small) {
+      if (first < 0 || sum + work[c] > kTogether) {
+        first = c;
+        sum = 0;
+      }
+      label[c] = first;
+      sum += work[c];
+    }
+    std::vector<std::int32_t> number(static_cast<std::size_t>(count_), -1);
+    int count = 0;
+    for (int c = 0; c < count_; ++c) {
+      std::int32_t& group = number[label[c] < 0 ? c : label[c]];
+      if (group < 0) group = count++;
+      label[c] = group;
+    }
+    for (std::int32_t& c : of_var_) c = label[c];
+    if (free_ >= 0) free_ = label[free_];
+    count_ = count;
+  }
+
+  // The component of a factor with these variables.
+  int of(const std::int32_t* begin, const std::int32_t* end) const {
+    return begin == end ? free_ : of_var_[*begin];
+  }
+
+  static constexpr std::int64_t kTogether = 2048;
+
   const std::int32_t* block_begin(int f) const { return p_.col + p_.row_ptr[p_.block_ptr[f]]; }
 
   void add_block(int f) {

@@ -88,6 +88,54 @@ long count(Graph<T>& graph, int batch, Method method) {
   return allocations - before;
 }
 
+// The same twice in one graph, side by side: components.
+template <class T>
+Graph<T> twice(const Graph<T>& once, int batch) {
+  Graph<T> graph = once;
+  graph.n = 2 * once.n;
+  const int rows = once.num_rows(), entries = once.num_entries();
+  for (int k = 0; k < entries; ++k) graph.col.push_back(once.col[k] + once.n);
+  for (int r = 0; r < rows; ++r) graph.row_ptr.push_back(once.row_ptr[r + 1] + entries);
+  for (int f = 0; f < once.num_blocks(); ++f) {
+    graph.block_ptr.push_back(once.block_ptr[f + 1] + rows);
+  }
+  for (const int j : once.pair_var) graph.pair_var.push_back(j + once.n);
+  const auto append = [](auto& to, const auto& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  append(graph.coef, once.coef);
+  append(graph.rhs, once.rhs);
+  append(graph.kind, once.kind);
+  append(graph.block_kind, once.block_kind);
+  append(graph.pair_negated, once.pair_negated);
+  const auto repeat = [&](auto& to, const auto& from, int columns) {
+    to.clear();
+    for (int i = 0; i < 2 * batch; ++i) {
+      const auto begin = from.begin() + std::ptrdiff_t(i / 2) * columns;
+      to.insert(to.end(), begin, begin + columns);
+    }
+  };
+  repeat(graph.mask, once.mask, once.n);
+  repeat(graph.eta_u, once.eta_u, once.n);
+  repeat(graph.eta_v, once.eta_v, once.num_pairs());
+  graph.split();
+  return graph;
+}
+
+template <class T>
+void test_components(Method method) {
+  test::current_case = std::string("components, ") + (sizeof(T) == 4 ? "float" : "double") +
+                       (method == Method::admm ? ", ADMM" : ", compact");
+  Graph<T> few = twice(graph_of<T>(4), 4), many = twice(graph_of<T>(200), 200);
+  CHECK(few.components != nullptr && few.components->num_kinds() == 1);
+  set_num_threads(1);
+  count(few, 4, method);  // the thread keeps its memory
+  const long once = count(few, 4, method);
+  CHECK(once < 30);
+  CHECK(count(many, 200, method) == once);
+  set_num_threads(0);
+}
+
 template <class T>
 void test_count(Method method) {
   test::current_case = std::string(sizeof(T) == 4 ? "float" : "double") +
@@ -165,6 +213,8 @@ int main() {
   for (const Method method : {Method::compact, Method::admm}) {
     test_count<double>(method);
     test_count<float>(method);
+    test_components<double>(method);
+    test_components<float>(method);
     test_fresh_memory<double>(method);
     test_fresh_memory<float>(method);
   }

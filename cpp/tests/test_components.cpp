@@ -161,7 +161,9 @@ void test_alone(Method method, double scale, int threads) {
     };
     CHECK(same(own(ours.mu, whole.vars[k]), alone.mu));
     CHECK(same(own(ours.mu_v, whole.scores[k]), alone.mu_v));
-    CHECK(same(own(ours.tau, whole.dual[k]), alone.tau));
+    // Multipliers of linear programs are not unique: those of small rows depend on their company.
+    const bool in_company = linear && k + 1 == parts.size();
+    CHECK(in_company || same(own(ours.tau, whole.dual[k]), alone.tau));
     CHECK(same(own(ours.var_side, whole.vars[k]), alone.var_side));
     CHECK(same(own(ours.row_side, whole.dual[k]), alone.row_side));
     Solution<T> again(parts[k], batch);
@@ -226,16 +228,19 @@ void test_what_is_found() {
   CHECK(Components::of(Graph<double>(0).problem()) == nullptr);
   Graph<double> nobodys(2);  // a factor without a variable
   nobodys.row({{0}, {1}}, 1.0, 1.0, RowKind::equality);
+  nobodys.row({{1}, {0}}, 1.0, 1.0, RowKind::equality);
   nobodys.row({}, 1.0, 1.0, RowKind::equality);
   CHECK(Components::of(nobodys.problem())->count() == 2);
-  // Many alike, and one that is larger: it comes first.
+  // Many alike, of two rows each, and one that is larger: it comes first.
   Graph<double> many(1000);
   for (int j = 0; j < 900; j += 3) {
     many.row({{j}, {j + 1}, {j + 2}}, 1.0, 1.0, RowKind::equality);
+    many.row({{j}, {j + 1}}, 1.0, 1.0, RowKind::inequality);
   }
   std::vector<test::Literal> rest;
   for (int j = 900; j < 990; ++j) rest.push_back({j});
   many.row(rest, 1.0, 1.0, RowKind::equality);
+  many.row({{900}, {901}}, 1.0, 1.0, RowKind::inequality);
   const auto found = Components::of(many.problem());
   CHECK(found->count() == 302 && found->num_kinds() == 3);
   CHECK((*found)[0].vars.count == 90 && (*found)[0].vars.adjoin);
@@ -248,6 +253,20 @@ void test_what_is_found() {
     }
   }
   CHECK(seen == found->count());
+  // Small ones with closed forms go together: a few are no reason to fall apart.
+  for (const int count : {10, 1000}) {
+    Graph<double> rows(10 * count);
+    for (int r = 0; r < count; ++r) {
+      std::vector<test::Literal> row;
+      for (int j = 0; j < 10; ++j) row.push_back({10 * r + j});
+      rows.row(row, 1.0, 1.0, RowKind::equality);
+    }
+    const auto groups = Components::of(rows.problem());
+    CHECK((groups == nullptr) == (count == 10));
+    if (groups == nullptr) continue;
+    CHECK(groups->count() > 5 && groups->count() < 20 && groups->num_kinds() <= 2);
+    for (int c = 0; c < groups->count(); ++c) CHECK((*groups)[c].vars.adjoin);
+  }
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ struct Component {
 
 class Components {
  public:
-  // Null if there is only one. Variables that are in no factor are one component together.
+  // Null if there is only one. Variables that are in no factor are one component together, and so
+  // are small components with closed forms.
   static std::unique_ptr<const Components> of(const Layout& whole);
 
   // Consecutive components of one kind.
