@@ -171,7 +171,8 @@ class Inputs {
     const bool per_instance = per_instance_ && model_->has_row_params();
     const std::int8_t* held = held_ ? held_->data() : nullptr;
     if (held_) require(held_->shape(1) == std::size_t(p.num_vars), "held has the wrong shape");
-    const std::size_t coef_rows = held_ || (per_instance && model_->has_coef_params()) ? batch_ : 1;
+    const bool constant = !held_ && !model_->has_coef_params();
+    const std::size_t coef_rows = constant ? 0 : held_ || per_instance ? batch_ : 1;
     const std::size_t rhs_rows = held_ || per_instance ? batch_ : 1;
     typed.coef.resize(coef_rows * static_cast<std::size_t>(p.num_entries));
     typed.rhs.resize(rhs_rows * static_cast<std::size_t>(p.num_rows));
@@ -184,7 +185,8 @@ class Inputs {
       model_->write_bounds(params_, static_cast<std::int64_t>(i), held_of(i),
                            typed.rhs.data() + i * p.num_rows);
     }
-    p.coef = {typed.coef.data(), coef_rows > 1 ? p.num_entries : 0};
+    p.coef = {constant ? model_->constant_coefs<T>() : typed.coef.data(),
+              coef_rows > 1 ? p.num_entries : 0};
     p.rhs = {typed.rhs.data(), rhs_rows > 1 ? p.num_rows : 0};
   }
 
@@ -559,14 +561,15 @@ void bind_inputs(nb::module_& m) {
           "rows",
           [](nb::handle self) {
             const Inputs& inputs = nb::cast<Inputs&>(self);
-            const auto view = [&](const auto& values, int columns) {
-              using U = typename std::decay_t<decltype(values)>::value_type;
-              const std::size_t c = static_cast<std::size_t>(columns);
-              return NumpyMatrix<const U>(values.data(), {c == 0 ? 1 : values.size() / c, c}, self);
+            const auto view = [&](const auto& rows, int columns) {
+              using U = std::remove_pointer_t<decltype(rows.data)>;
+              const std::size_t most = rows.stride > 0 ? inputs.batch() : 1;
+              const std::size_t count = std::min(most, inputs.batch());
+              return NumpyMatrix<U>(rows.data, {count, static_cast<std::size_t>(columns)}, self);
             };
             const auto both = [&](const auto& own) {
-              return nb::make_tuple(view(own.coef, own.problem.num_entries),
-                                    view(own.rhs, own.problem.num_rows));
+              return nb::make_tuple(view(own.problem.coef, own.problem.num_entries),
+                                    view(own.problem.rhs, own.problem.num_rows));
             };
             return inputs.is_double() ? both(inputs.typed<double>()) : both(inputs.typed<float>());
           },

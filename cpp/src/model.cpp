@@ -486,6 +486,20 @@ void Model::visit_rows(Visit visit) const {
   }
 }
 
+template <>
+const double* Model::constant_coefs<double>() const {
+  return coef_.data();
+}
+
+template <>
+const float* Model::constant_coefs<float>() const {
+  std::call_once(narrow_once_, [this] {
+    narrow_coef_.resize(coef_.size());
+    write_coefs<float>({}, 0, nullptr, narrow_coef_.data());
+  });
+  return narrow_coef_.data();
+}
+
 template <class T>
 void Model::write_coefs(const std::vector<Param>& params, std::int64_t instance,
                         const std::int8_t* held, T* coef) const {

@@ -111,6 +111,9 @@ class Model {
   const std::vector<std::int64_t>& param_sizes() const { return param_sizes_; }
   // Whether the coefficients, the bounds and the structured factors depend on parameters.
   bool has_coef_params() const { return has_coef_params_; }
+  // The coefficients of a model without such parameters: those of every instance.
+  template <class T>
+  const T* constant_coefs() const;
   bool has_row_params() const { return has_row_params_; }
 
   // The rows of an instance. `held`: of each variable 0, 1 or another number, of a bounded model.
@@ -160,7 +163,7 @@ class Model {
 
   mutable std::once_flag bounded_once_;
   mutable std::shared_ptr<const Model> bounded_;
-  mutable std::once_flag components_once_;
+  mutable std::once_flag components_once_, narrow_once_;
   mutable std::shared_ptr<const Components> components_;
   int num_vars_ = 0, num_links_ = 0;
   bool has_coef_params_ = false, has_row_params_ = false;
@@ -172,12 +175,18 @@ class Model {
   std::vector<std::int32_t> row_ptr_{0}, col_, pair_var_, block_ptr_{0};
   std::vector<std::int8_t> row_kind_, block_kind_;
   std::vector<std::uint8_t> entry_negated_, pair_negated_, block_isolated_;
-  std::vector<double> coef_, rhs_;  // where no parameter has a say
+  std::vector<double> coef_, rhs_;          // where no parameter has a say
+  mutable std::vector<float> narrow_coef_;  // the same, when first asked for
   std::vector<int> oracle_group_, oracle_number_;
   std::vector<std::int8_t> oracle_kind_;
   std::vector<std::uint8_t> oracle_linked_;
   std::vector<std::int32_t> oracle_var_ptr_{0}, oracle_var_, oracle_shape_ptr_{0}, oracle_shape_,
       oracle_score_ptr_{0};
 };
+
+template <>
+const double* Model::constant_coefs<double>() const;
+template <>
+const float* Model::constant_coefs<float>() const;
 
 }  // namespace factormax
