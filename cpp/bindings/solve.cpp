@@ -185,6 +185,7 @@ class Inputs {
       model_->write_bounds(params_, static_cast<std::int64_t>(i), held_of(i),
                            typed.rhs.data() + i * p.num_rows);
     }
+    p.constant_coefs = constant;
     p.coef = {constant ? model_->constant_coefs<T>() : typed.coef.data(),
               coef_rows > 1 ? p.num_entries : 0};
     p.rhs = {typed.rhs.data(), rhs_rows > 1 ? p.num_rows : 0};

@@ -1,6 +1,7 @@
 #include "factormax/components.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -54,6 +55,7 @@ struct Sorted {
 
 void Components::Arrays::clear() {
   num_vars = num_links = 0;
+  coef.clear();
   for (auto* list : {&col, &pair_var, &var, &shape}) list->clear();
   for (auto* list : {&row_ptr, &block_ptr, &var_ptr, &shape_ptr, &score_ptr}) list->assign(1, 0);
   for (auto* list : {&kind, &block_kind, &oracle_kind}) list->clear();
@@ -67,6 +69,7 @@ std::uint64_t Components::Arrays::hash() const {
     add(list->size());
     for (const std::int32_t word : *list) add(static_cast<std::uint32_t>(word));
   }
+  for (const double a : coef) add(std::hash<double>()(a));
   return h;
 }
 
@@ -74,7 +77,7 @@ bool Components::Arrays::operator==(const Arrays& other) const {
   const auto tied = [](const Arrays& a) {
     return std::tie(a.num_vars, a.num_links, a.row_ptr, a.col, a.block_ptr, a.pair_var, a.kind,
                     a.block_kind, a.oracle_kind, a.pair_negated, a.block_isolated, a.linked,
-                    a.var_ptr, a.var, a.shape_ptr, a.shape, a.score_ptr);
+                    a.var_ptr, a.var, a.shape_ptr, a.shape, a.score_ptr, a.coef);
   };
   return tied(*this) == tied(other);
 }
@@ -121,8 +124,8 @@ std::int64_t Components::Arrays::work() const {
 
 class Components::Finder {
  public:
-  Finder(const Layout& whole, Components& made)
-      : p_(whole), s_(whole.structured), made_(made), sets_(whole.num_vars) {}
+  Finder(const Layout& whole, const double* coef, Components& made)
+      : p_(whole), s_(whole.structured), coef_(coef), made_(made), sets_(whole.num_vars) {}
 
   // Whether there are several.
   bool label() {
@@ -245,6 +248,10 @@ class Components::Finder {
   const std::int32_t* block_begin(int f) const { return p_.col + p_.row_ptr[p_.block_ptr[f]]; }
 
   void add_block(int f) {
+    if (coef_ != nullptr) {
+      const std::int64_t begin = block_begin(f) - p_.col, end = block_begin(f + 1) - p_.col;
+      now_.coef.insert(now_.coef.end(), coef_ + begin, coef_ + end);
+    }
     for (int r = p_.block_ptr[f]; r < p_.block_ptr[f + 1]; ++r) {
       for (int k = p_.row_ptr[r]; k < p_.row_ptr[r + 1]; ++k) now_.col.push_back(place_[p_.col[k]]);
       now_.row_ptr.push_back(static_cast<std::int32_t>(now_.col.size()));
@@ -308,6 +315,7 @@ class Components::Finder {
 
   const Layout& p_;
   const Structured& s_;
+  const double* coef_;
   Components& made_;
   Sets sets_;
   int count_ = 0, free_ = -1;
@@ -317,9 +325,9 @@ class Components::Finder {
   std::unordered_multimap<std::uint64_t, int> known_;
 };
 
-std::unique_ptr<const Components> Components::of(const Layout& whole) {
+std::unique_ptr<const Components> Components::of(const Layout& whole, const double* coef) {
   auto made = std::make_unique<Components>();
-  Finder finder(whole, *made);
+  Finder finder(whole, coef, *made);
   if (!finder.label()) return nullptr;
   finder.lay_out();
   made->cut_into_chunks();

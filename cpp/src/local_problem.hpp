@@ -56,12 +56,13 @@ class LocalProblem {
   // The stride says whether rows differ from those before. Once they do, nobody remembers any.
   void gather_rows(const Component& c, std::int64_t i) {
     const T *coef = whole_.coef.at(i), *rhs = whole_.rhs.at(i);
+    const bool known = begun_ && whole_.constant_coefs;
     bool differ = false;
     for (int r = 0; r < problem_.num_rows; ++r) {
       const std::int32_t from = c.dual.index[r];
       const T* own = coef + whole_.row_ptr[from];
       const int first = problem_.row_ptr[r], count = problem_.row_ptr[r + 1] - first;
-      differ |= replace(own, count, coef_.data + first);
+      if (!known) differ |= replace(own, count, coef_.data + first);
       differ |= replace(rhs + from, 1, rhs_.data + r);
     }
     if (differ && begun_) problem_.coef.stride = problem_.rhs.stride = 1;

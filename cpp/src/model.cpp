@@ -441,7 +441,8 @@ Layout Model::layout() const {
 }
 
 const Components* Model::components() const {
-  std::call_once(components_once_, [this] { components_ = Components::of(layout()); });
+  std::call_once(components_once_,
+                 [this] { components_ = Components::of(layout(), coef_.data()); });
   return components_.get();
 }
 

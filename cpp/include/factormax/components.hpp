@@ -50,8 +50,8 @@ struct Component {
 class Components {
  public:
   // Null if there is only one. Variables that are in no factor are one component together, and so
-  // are small components with closed forms.
-  static std::unique_ptr<const Components> of(const Layout& whole);
+  // are small components with closed forms. coef: (nnz,) or null; those of one kind have the same.
+  static std::unique_ptr<const Components> of(const Layout& whole, const double* coef = nullptr);
 
   // Consecutive components of one kind.
   struct Run {
@@ -81,6 +81,7 @@ class Components {
     std::vector<std::int8_t> kind, block_kind, oracle_kind;
     std::vector<std::uint8_t> pair_negated, block_isolated, linked;
     std::vector<std::int32_t> var_ptr, var, shape_ptr, shape, score_ptr;
+    std::vector<double> coef;
 
     void clear();
     std::uint64_t hash() const;

@@ -127,10 +127,11 @@ struct Layout {
 
 template <class T>
 struct Problem : Layout {
-  Batched<const T> coef;   // (nnz,)
-  Batched<const T> rhs;    // (R,)
-  Batched<const T> eta_u;  // (n,)
-  Batched<const T> eta_v;  // (P + scores of the structured factors,)
+  Batched<const T> coef;        // (nnz,)
+  Batched<const T> rhs;         // (R,)
+  bool constant_coefs = false;  // coef holds what the components of one kind have in common
+  Batched<const T> eta_u;       // (n,)
+  Batched<const T> eta_v;       // (P + scores of the structured factors,)
 };
 
 // Whether structured factors are solved without structures: trees and matchings by the rows of
