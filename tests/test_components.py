@@ -423,6 +423,34 @@ def test_oracles_of_ones_own():
     assert solution.oracle_calls.sum() == sum(map(len, seen))
 
 
+class Batched(fm.Factor):
+    """Exactly one variable is on; all instances are asked for at once."""
+
+    def map_batch(self, eta_u, eta_v):
+        return np.eye(eta_u.shape[1])[np.argmax(eta_u, 1)], np.zeros((len(eta_u), 0))
+
+
+def test_instances_that_meet_have_helpers():
+    """Several threads may wait for an answer about one instance."""
+    scores = 2 * np.random.default_rng(11).normal(size=(3, 4, 300))
+    threads = fm.get_num_threads()
+    try:
+        fm.set_num_threads(3)
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        for k in range(4):
+            fg.add(Batched(u[k]))
+        for _ in range(10):
+            fg.solve()
+    finally:
+        fm.set_num_threads(threads)
+    exact = fm.FactorGraph(batch_dims=1)
+    v = exact.variable_from(scores)
+    exact.add(fm.Xor(v, axis=1))
+    exact.solve()
+    np.testing.assert_allclose(u.value, v.value, atol=1e-9)
+
+
 def test_an_oracle_that_fails_names_its_factor():
     fg = fm.FactorGraph()
     u = fg.variable_from(np.zeros((2, 3)))

@@ -1,7 +1,8 @@
 """Where the instances of a batch meet, so that one call of `map_batch` serves them all.
 
-Every instance is solved on a thread of its own. A thread that needs an answer of the oracle waits
-until all others wait too, or have finished; the last one to come calls `map_batch`.
+Every instance is solved on a thread of its own, and threads of the core may help with its
+components. A thread that needs an answer of the oracle waits until all other instances wait for
+one too, or have finished; the last one to come calls `map_batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Rendezvous:
     """The meeting point of a group of instances."""
 
     def __init__(self, active: int) -> None:
-        self._active = active  # threads that are neither waiting nor done
+        self._active = active  # instances that are not done
+        self._waiting: set[int] = set()  # those that have asked
         self._questions: list[_Question] = []
         self._condition = threading.Condition()
         self._cancelled = False
@@ -74,14 +76,14 @@ class Rendezvous:
                 raise errors[0]
         return results
 
-    def callback(self, factor: Any) -> Callable[..., Any]:
-        """What the core calls in place of the factor's own callback."""
+    def callback(self, factor: Any, member: int) -> Callable[..., Any]:
+        """What the core calls, for this instance, in place of the factor's own callback."""
 
         def ask(instance: int, eta_u: Any, eta_v: Any) -> Any:
             question = _Question(factor, eta_u, eta_v)
             with self._condition:
                 self._questions.append(question)
-                self._active -= 1
+                self._waiting.add(member)
                 self._answer_if_all_wait()
                 while not question.answered and not self._cancelled:
                     self._condition.wait()
@@ -106,7 +108,7 @@ class Rendezvous:
             self._answer_if_all_wait()
 
     def _answer_if_all_wait(self) -> None:
-        if self._active > 0 or not self._questions or self._cancelled:
+        if len(self._waiting) < self._active or not self._questions or self._cancelled:
             return
         questions, self._questions = self._questions, []
         for factor in {id(q.factor): q.factor for q in questions}.values():
@@ -124,5 +126,5 @@ class Rendezvous:
                     question.error = error
         for question in questions:
             question.answered = True
-        self._active = len(questions)
+        self._waiting.clear()
         self._condition.notify_all()

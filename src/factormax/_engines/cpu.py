@@ -136,7 +136,7 @@ def _solve_together(inputs: Inputs, options: Options, warm: FloatArray | None) -
 
     def solve_one(i: int, rendezvous: Rendezvous) -> RawSolution:
         oracles = [
-            rendezvous.callback(o) if hasattr(o, "map_batch") else own
+            rendezvous.callback(o, i) if hasattr(o, "map_batch") else own
             for o, own in zip(inputs.oracles, alone, strict=True)
         ]
         start = None if warm is None else warm[i : i + 1]
