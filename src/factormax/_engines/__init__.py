@@ -101,7 +101,7 @@ def vjp(
     grad_prob: npt.NDArray[np.float64] | None = None,
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
     """The derivative of a solve, by the engine that solved; see `Engine.vjp`."""
-    if raw.engine.startswith("cpu"):
+    if raw.there is None:
         return ENGINES[-1].vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
     engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
     return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)

@@ -117,9 +117,7 @@ class CudaEngine:
             mask=None if inputs.mask is None else machine.upload(np.ascontiguousarray(inputs.mask)),
         )
         start = None if warm is None else machine.upload(np.ascontiguousarray(warm))
-        found = self.solve_there(there, options, start)
-        raw = found.to_raw()
-        raw.there = found
+        raw = self.solve_there(there, options, start).to_raw()
         if inputs.model.num_structured:
             raw.structures = _no_structures(inputs.batch, inputs.model.num_structured)
         return raw

@@ -153,7 +153,7 @@ class DeviceSolution:
         return _same, (self.to_raw(),)
 
     def to_raw(self) -> RawSolution:
-        """The same on the host."""
+        """The same on the host; its derivative is still found here."""
         shape = (len(self.mu), self.mu.shape[1], self.mu_v.shape[1], self.tau.shape[1])
         raw = RawSolution.of_size(*shape, self.machine.dtype(self.mu))
         for name in ("mu", "mu_v", "objective"):
@@ -163,7 +163,7 @@ class DeviceSolution:
             getattr(raw, name)[...] = getattr(self, name)
         for i in self.proofs:
             raw.tau[i] = 0
-        raw.proofs, raw.engine = self.proofs, self.engine
+        raw.proofs, raw.engine, raw.there = self.proofs, self.engine, self
         return raw
 
 
