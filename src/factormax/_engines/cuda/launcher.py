@@ -22,6 +22,9 @@ _PASSES = {np.dtype(np.float32): 400, np.dtype(np.float64): 1000}
 _KEPT = 64
 #: The residual at which cuts of trees are looked for.
 _TREE_TOL = 1e-10
+#: A pass over trees is long, and the slowest of a batch keeps the others waiting: most need fewer
+#: passes than this, and the CPU, which has other ways, goes on with those that need more.
+_TREE_PASSES = 64
 
 
 @lru_cache(maxsize=_KEPT)
@@ -144,8 +147,12 @@ class Launcher:
             inputs.model, inputs.params, machine.dtype(given[0]), given[0].shape[0]
         )
         # Sets of words that lack more than rounding are violated.
-        tol = min(options.tol, _TREE_TOL) if plan.trees else options.tol
-        run = DeviceRun(stages, given, tol, options.max_iter)
+        tol, passes = options.tol, options.max_iter
+        if plan.trees:
+            tol = min(tol, _TREE_TOL)
+            if unsolved is not None:  # else there is no going on
+                passes = min(passes, _TREE_PASSES)
+        run = DeviceRun(stages, given, tol, passes)
         start = None if warm is None else self._all_rows(plan, warm)
         for number in range(len(run.stages)):
             run.solve(number, start, 0 if unsolved is None else unsolved.address)
