@@ -89,7 +89,7 @@ def matching(
         budget: the most pairs to match, a number or one for each instance; a float is that fraction
             of the shorter side, rounded up. Only with `complete=False`.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Example:
         >>> import jax, jax.numpy as jnp, factormax.jax
@@ -141,7 +141,7 @@ def sequential_alignment(
         mask: of the pairs that there are. Absent words come last.
         symmetric: False: only j + 1 after j counts.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Returns:
         The marginals, `(*batch, m, n)`.
@@ -177,7 +177,7 @@ def dependency_tree(
         single_root: exactly one word hangs from the root.
         valency: no word may have more modifiers than this.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Returns:
         The marginals, `(*batch, n, n)`.
@@ -201,7 +201,7 @@ def k_subset(
         k: a number, or one for each instance; a float is that fraction of the length, rounded up.
         mask: of what is there.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Returns:
         The marginals, `(*batch, n)`.
@@ -251,7 +251,7 @@ def contiguous_selection(
         mask: of what is there; a gap parts its neighbours.
         exactly: exactly `budget`, or all if fewer are there.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Returns:
         The marginals, `(*batch, n)`.
@@ -284,7 +284,7 @@ def pairwise_mrf(
             labels, in the order of `np.triu_indices(labels, 1)`.
         mask: of the labels that there are.
         temperature: what all scores are divided by.
-        **options: of `FactorGraph.solve`.
+        **options: passed on to `FactorGraph.solve`.
 
     Returns:
         The marginals, `(*batch, labels)`.
