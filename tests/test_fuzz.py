@@ -413,6 +413,7 @@ def test_large_scores_in_float32_are_not_called_infeasible(seed, number):
     [
         ("mid", 201, 2614),
         ("mid", 203, 411),
+        ("mid", 902, 2765),  # one word, whose tree is projective
         ("large", 101, 90),
         ("large", 203, 104),
         ("large", 1113, 2),  # a flat valley

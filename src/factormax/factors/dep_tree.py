@@ -58,6 +58,8 @@ class DepTree(StructuredFactor):
                 f"the diagonal."
             )
         self.projective, self.single_root = bool(projective), bool(single_root)
-        self._oracle = OracleKind.projective_tree if projective else OracleKind.tree
+        # One word has one tree: it need not keep a graph from being solved by rows.
+        eisner = self.projective and words > 1
+        self._oracle = OracleKind.projective_tree if eisner else OracleKind.tree
         self._oracle_shape = (words, int(self.single_root))
         self._slots = words
