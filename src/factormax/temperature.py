@@ -38,7 +38,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
             f"{name}: temperature must be a number, or broadcastable to the batch, {batch}, got "
             f"shape {shape}."
         )
-    if is_hidden(given) and (is_tensor(given) or is_real(given.dtype)):
+    if is_hidden(given) and (not is_jax(given) or is_real(given.dtype)):
         return given
     numbers = to_numpy(given)
     if numbers.dtype.kind not in "fiu":
