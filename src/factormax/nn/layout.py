@@ -52,7 +52,9 @@ class ShorterFirst(Layout):
         if isinstance(self.flip, bool):
             return x.transpose(-1, -2) if self.flip else x
         size = max(self.rows, self.columns)
-        square = pad(x, (0, size - self.columns, 0, size - self.rows))  # by 0, or False
+        # As numbers: what Inductor makes of padded booleans does not compile.
+        numbers = x if x.is_floating_point() else x.byte()
+        square = pad(numbers, (0, size - self.columns, 0, size - self.rows)).to(x.dtype)
         return where(self.flip, square.transpose(-1, -2), square)
 
     def undo(self, x: Tensor) -> Tensor:
