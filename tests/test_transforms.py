@@ -485,3 +485,51 @@ def test_structures_inside_a_vmap():
     value, structures, probs, count = torch.func.vmap(function)(scores)
     torch.testing.assert_close((structures * probs[..., None, None]).sum(1), value)
     torch.testing.assert_close(count, torch.stack([function(s)[3] for s in scores]))
+
+
+def test_parameters_and_indices_may_be_closed_over():
+    """A transform wraps whatever is computed inside of it, a tensor from outside included."""
+    budget, places = torch.tensor(2), torch.tensor([0, 1])
+
+    def loss(scores):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Budget(u, budget))
+        fg.add(fm.AtMostOne(u[places, 0]))
+        fg.add(fm.Or(u[places]))
+        fg.solve()
+        return (u.value**2).sum()
+
+    scores = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaf = scores.clone().requires_grad_()
+    loss(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(scores), leaf.grad)
+    torch.testing.assert_close(torch.func.jacfwd(loss)(scores), leaf.grad)
+    torch.func.hessian(loss)(scores)
+
+
+def test_the_status_inside_a_transform_is_a_code():
+    def solved(scores):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.AtLeast(u, 2))
+        fg.add(fm.AtMostOne(u))
+        solution = fg.solve(on_failure="ignore")
+        assert "traced" in repr(solution)
+        with pytest.raises(fm.GraphError, match="outside of it"):
+            solution.conflict()
+        return solution.status
+
+    codes = torch.func.vmap(solved)(torch.zeros(2, 3))
+    assert [fm.Status.from_code(int(c)) for c in codes] == [fm.Status.INFEASIBLE] * 2
+
+
+def test_the_gradient_of_a_loss_is_not_differentiated_in_silence():
+    scores = torch.zeros(3, requires_grad=True)
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.Xor(u))
+    loss = fg.loss({u: torch.tensor([1.0, 0.0, 0.0])})
+    (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"torch\.func\.hessian"):
+        (loss + grad.pow(2).sum()).backward()

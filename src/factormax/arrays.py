@@ -123,5 +123,9 @@ def grad_mode_keeper() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def to_numpy(value: Any) -> npt.NDArray[Any]:
     """The numbers of a parameter that takes no gradient, as a NumPy array."""
     if is_tensor(value):
+        torch = sys.modules["torch"]
+        if not is_tracing() and torch._C._are_functorch_transforms_active():
+            with torch._C._DisableFuncTorch():  # a transform would wrap what it does not know
+                return np.asarray(value.detach().cpu().numpy())
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from factormax.arrays import Array, is_tensor, is_tracer, to_numpy
+from factormax.arrays import Array, is_hidden, is_tensor, is_tracing, to_numpy
 from factormax.errors import GraphError
 from factormax.status import Status
 
@@ -172,10 +172,11 @@ class Solution:
     def status(self) -> Any:
         """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice.
 
-        While JAX traces, the codes of them, an array of whole numbers: see `Status.from_code`.
+        While JAX traces, and inside a transform of `torch.func`, the codes of them, an array of
+        whole numbers: see `Status.from_code`.
         """
         found = self._batch(self.raw.status)
-        if is_tracer(found):
+        if self._is_transformed:
             return found
         codes = to_numpy(found)
         if codes.ndim == 0:
@@ -223,10 +224,20 @@ class Solution:
             raise GraphError(
                 f"conflict: {instance!r} is no index into a batch of shape {self.batch_shape}."
             )
+        if self._is_transformed:
+            raise GraphError(
+                "conflict: inside a transform there are no numbers to look at. Solve the instance "
+                "again outside of it."
+            )
         return [] if self.conflicts is None else self.conflicts(flat)
 
+    @property
+    def _is_transformed(self) -> bool:
+        """Whether JAX traces it, or it is inside a transform of `torch.func`."""
+        return not is_tracing() and is_hidden(self.raw.status)
+
     def __repr__(self) -> str:
-        if is_tracer(self.raw.status):
+        if self._is_transformed:
             return f"<Solution: traced, batch shape {self.batch_shape}>"
         codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)
         passes = to_numpy(self.iterations)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from factormax.arrays import ArrayT, IndexArray, is_jax, is_tensor, is_tracer, is_tracing
+from factormax.arrays import (
+    ArrayT,
+    IndexArray,
+    is_jax,
+    is_tensor,
+    is_tracer,
+    is_tracing,
+    to_numpy,
+)
 from factormax.errors import ShapeError, VariableIndexError
 from factormax.scope import AnyPart, ListedPart, View
 
@@ -122,7 +130,9 @@ class Variable(Generic[ArrayT]):
                 f"factor sees. Index with numbers that are known before, or use a mask."
             )
         if is_tensor(key) or is_jax(key):
-            key = np.asarray(key)
+            key = to_numpy(key)
+        elif type(key) is tuple and any([is_tensor(k) for k in key]):
+            key = tuple([to_numpy(k) if is_tensor(k) else k for k in key])
         keys = (*self.keys, key)
         view = None if self.view is None else self.view.taken(key)
         if view is not None:

@@ -30,7 +30,7 @@ from factormax._fronts.torch.arrays import (
 )
 from factormax._fronts.torch.jacobian import Applied
 from factormax._fronts.torch.optimum import Optimum
-from factormax._fronts.torch.traced import refuse_second_derivative, solve_traced
+from factormax._fronts.torch.traced import solve_traced
 from factormax._fronts.torch.transformed import is_transformed, solve_transformed
 from factormax._inputs import Inputs
 from factormax._options import Options
@@ -129,7 +129,7 @@ class EagerLoss(torch.autograd.Function):
         with plan.grad_mode():
             values, grad_u, grad_v = evaluate(task.inputs, target, plan.options, task.ask)
         task.forget_oracles()
-        ctx.plan, ctx.grads = plan, (grad_u, grad_v)
+        ctx.plan, ctx.grads, ctx.scores = plan, (grad_u, grad_v), scores
         return plan.pattern.outputs[0].tensor(values.reshape(task.batch_shape))
 
     @staticmethod
@@ -142,7 +142,7 @@ class EagerLoss(torch.autograd.Function):
         found = _gradients(plan, task.to_scores(*flat), ctx.needs_input_grad[2:])
         if torch.is_grad_enabled():  # create_graph=True
             apply: Any = LastDerivative.apply
-            found = [None if g is None else apply(g, *grads) for g in found]
+            found = [None if g is None else apply(g, *grads, *ctx.scores) for g in found]
         return None, None, *found
 
 
@@ -236,14 +236,17 @@ class LastDerivative(torch.autograd.Function):
     """A gradient that depends on others, but can't be differentiated any further."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, *incoming: Tensor) -> Tensor:
-        """The gradient itself."""
+    def forward(ctx: Any, grad: Tensor, *origins: Tensor) -> Tensor:
+        """The gradient itself, which depends on `origins`."""
         return grad.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Raises."""
-        return refuse_second_derivative(ctx)
+        raise RuntimeError(
+            "factormax: autograd can't differentiate the gradient of a loss again. Call backward() "
+            "without create_graph=True, or use torch.func.hessian or torch.func.grad."
+        )
 
 
 class Pattern:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from factormax.solution import Solution
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["refuse_second_derivative", "solve_traced"]
+__all__ = ["solve_traced"]
 
 
 # ---- The operators -------------------------------------------------------------------------------
@@ -203,14 +203,6 @@ class TracedSolve(torch.autograd.Function):
             *grads[:3], *numbers, literals, params, *rest
         )
         return (grad_u, grad_v, *[None] * 7)
-
-
-def refuse_second_derivative(ctx: Any, *grads: Tensor) -> NoReturn:
-    """Raises: the gradient of a solve is as far as it goes."""
-    raise RuntimeError(
-        "factormax: a solve can't be differentiated twice. Its gradient is piecewise constant in "
-        "the scores; call backward() without create_graph=True."
-    )
 
 
 class _Hidden:
