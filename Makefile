@@ -116,7 +116,7 @@ cpp-test-released: $(STAMPS)/install
 cpp-test-sanitized: $(STAMPS)/tools
 	$(BIN)/cmake -S . -B build/cpp-address -G Ninja -DFACTORMAX_CPP_TESTS=ON \
 	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=address
-	$(BIN)/cmake --build build/cpp-address
+	MAKEFLAGS= $(BIN)/cmake --build build/cpp-address  # ninja can't share make's jobs
 	$(CTEST) --test-dir build/cpp-address
 
 .PHONY: tsan
