@@ -107,6 +107,15 @@ def test_masks_and_counts_may_be_traced():
         np.testing.assert_allclose(value, exact, atol=1e-6)
 
 
+def test_a_mask_may_be_one_for_each_side():
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 5)), jnp.float32)
+    words = fjn.present(ROWS, 5)
+    found = fjn.dependency_tree(scores, mask=(words, words))
+    np.testing.assert_array_equal(found, fjn.dependency_tree(scores, **WORDS))
+    with pytest.raises(fm.ShapeError, match="pairs_present"):
+        fjn.dependency_tree(scores, mask=words)
+
+
 def test_what_is_refused():
     scores = jnp.zeros((3, 4))
     for call, message in [

@@ -3,9 +3,10 @@
 What is learned there (a transition, the scores of pairs, a temperature) is an argument here, to be
 kept among the parameters of a flax, equinox or haiku module.
 
-All functions take `mask` (boolean, of the shape of the scores, True for what is there),
-`temperature` (a number, or broadcastable to the batch) and the options of `FactorGraph.solve`. The
-shapes are `(*batch, ...)`; inside of `vmap` there is no batch.
+All functions take `mask` (boolean, of the shape of the scores, True for what is there; or, for
+scores of pairs, a tuple of two, of rows and of columns), `temperature` (a number, or broadcastable
+to the batch) and the options of `FactorGraph.solve`. The shapes are `(*batch, ...)`; inside of
+`vmap` there is no batch.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def dependency_tree(
     Args:
         scores: `(*batch, n, n)`; `scores[m, h]` is that of h as the head of m, `scores[m, m]` that
             of m hanging from the root.
-        mask: of the arcs that there are; `pairs_present(words, words)` makes it from the words.
+        mask: of the arcs that there are; `(words, words)` stands for those between words.
         projective: no arcs may cross.
         single_root: exactly one word hangs from the root.
         valency: no word may have more modifiers than this.
@@ -319,14 +320,17 @@ def _here(name: str, scores: Any, mask: Any, axes: int) -> jax.Array | None:
         )
     if mask is None:
         return None
+    if isinstance(mask, tuple) and len(mask) == axes == 2:  # one for each side
+        mask = pairs_present(*mask)
     given = jnp.asarray(mask)
     if given.dtype != bool:
         raise GraphError(f"{name}: the mask must be boolean, got dtype {given.dtype}.")
     try:
         return jnp.broadcast_to(given, scores.shape)
     except ValueError:
+        both = "; pairs_present makes it from masks of the rows and columns" if axes == 2 else ""
         raise ShapeError(
-            f"{name}: the mask must be broadcastable to {scores.shape}, got {given.shape}."
+            f"{name}: the mask must be broadcastable to {scores.shape}, got {given.shape}{both}."
         ) from None
 
 
