@@ -47,28 +47,6 @@ def zeros(*shape: int) -> Tensor: ...
 """
 
 
-def check_types(folder, code):
-    """Runs mypy --strict on a file that imports factormax."""
-    api = pytest.importorskip("mypy.api")
-    (folder / "torch").mkdir()
-    (folder / "torch/__init__.pyi").write_text(TORCH)
-    (folder / "own.py").write_text(code)
-    lines = ["[mypy]", "strict = true", f"mypy_path = {folder}"]
-    lines += ["[mypy-factormax.*]", "follow_imports = silent"]
-    (folder / "mypy.ini").write_text("\n".join(lines))
-    options = [f"--config-file={folder / 'mypy.ini'}", f"--cache-dir={folder / 'cache'}"]
-    out, _, status = api.run([*options, str(folder / "own.py")])
-    assert status == 0, out
-
-
-def test_a_factor_of_ones_own_can_be_typed(tmp_path):
-    code = re.search(r"class Interval\(fm.Factor\):.*?\n\n\n", README.read_text(), re.DOTALL)[0]
-    untyped = "def map(self, eta_u, eta_v):"
-    assert untyped in code
-    typed = "def map(self, eta_u: Vector, eta_v: Vector) -> tuple[Vector, list[float]]:"
-    check_types(tmp_path, TYPED.format(code=code.replace(untyped, typed)))
-
-
 VALUES = """
 from typing import Any
 
@@ -97,5 +75,25 @@ total(u) + total(v)
 """
 
 
-def test_values_have_the_type_of_the_scores(tmp_path):
-    check_types(tmp_path, VALUES)
+def factor_of_ones_own():
+    """The class of the README, typed."""
+    code = re.search(r"class Interval\(fm.Factor\):.*?\n\n\n", README.read_text(), re.DOTALL)[0]
+    untyped = "def map(self, eta_u, eta_v):"
+    assert untyped in code
+    typed = "def map(self, eta_u: Vector, eta_v: Vector) -> tuple[Vector, list[float]]:"
+    return TYPED.format(code=code.replace(untyped, typed))
+
+
+def test_mypy_knows_the_types(tmp_path):
+    """--strict, for a factor of one's own, and values, which have the type of the scores."""
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.pyi").write_text(TORCH)
+    (tmp_path / "own.py").write_text(factor_of_ones_own())
+    (tmp_path / "values.py").write_text(VALUES)
+    lines = ["[mypy]", "strict = true", f"mypy_path = {tmp_path}"]
+    lines += ["[mypy-factormax.*]", "follow_imports = silent"]
+    (tmp_path / "mypy.ini").write_text("\n".join(lines))
+    options = [f"--config-file={tmp_path / 'mypy.ini'}", f"--cache-dir={tmp_path / 'cache'}"]
+    out, _, status = api.run([*options, str(tmp_path / "own.py"), str(tmp_path / "values.py")])
+    assert status == 0, out
