@@ -627,14 +627,17 @@ class CompactSolver {
   // solution they grow along a ray that proves it: then returns true.
   bool fall_back(int budget) {
     const Instance<T>& p = *p_;
-    result_.iterations += interior_.solve(p, budget, next_.x);
+    const auto is_proof = [&] {
+      for (int r = 0; r < p.m; ++r) step_[r] = clip(next_.x[r], p.lo[r], p.hi[r]) * p.scale[r];
+      certified_ = p.hard > 0 && certifies_infeasible(p, step_, next_.z, structured_);
+      return certified_;
+    };
+    result_.iterations += interior_.solve(p, budget, next_.x, is_proof);
+    if (certified_ || is_proof()) return true;
     for (int r = 0; r < p.m; ++r) {
       next_.x[r] = clip(next_.x[r], p.lo[r], p.hi[r]);
       if (!std::isfinite(next_.x[r])) return false;
     }
-    for (int r = 0; r < p.m; ++r) step_[r] = next_.x[r] * p.scale[r];
-    certified_ = p.hard > 0 && certifies_infeasible(p, step_, next_.z, structured_);
-    if (certified_) return true;
     evaluate_at(next_);
     ++result_.iterations;
     if (!(residual(next_) < residual(now_))) return false;

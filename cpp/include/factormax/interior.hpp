@@ -39,11 +39,15 @@ class InteriorPoint {
   // Multiplications of all steps, about.
   double work() const { return 20 * system_.multiplications(); }
 
-  // Writes the scaled multipliers into x; returns the number of passes, at most `budget`.
-  int solve(const Instance<T>& p, int budget, Span<T> x) {
+  // Writes the scaled multipliers into x; returns the number of passes, at most `budget`. Without a
+  // solution they grow along a ray until rounding has hidden it: `is_proof()` is asked on the way
+  // whether x proves that there is none, and then they stay.
+  template <class Proof>
+  int solve(const Instance<T>& p, int budget, Span<T> x, const Proof& is_proof) {
     p_ = &p;
     x_ = x;
     start();
+    T far = kFar * max_abs(Span<const T>(x_.first(p.m)));
     int step = 0;
     for (; step < std::min(budget, kMostSteps); ++step) {
       residuals();
@@ -51,6 +55,10 @@ class InteriorPoint {
       if (!(gap > tolerance_) &&
           max_abs(Span<const T>(primal_.first(p.m))) <= Precision<T>::feasible) {
         break;
+      }
+      if (max_abs(Span<const T>(x_.first(p.m))) > far) {
+        if (is_proof()) break;
+        far *= kFar;
       }
       factorise();
       // Predictor: straight for complementarity 0.
@@ -87,6 +95,7 @@ class InteriorPoint {
   static constexpr int kMostSteps = 60;   // twenty are usual: beyond, rounding is in the way
   static constexpr T kShort = T(0.995);   // of the longest step: nothing may reach 0
   static constexpr T kInterior = T(0.1);  // the least slack to begin with
+  static constexpr T kFar = 100;  // times as large as before: multipliers may be on their way out
 
   // A pair without a score costs nothing: its multiplier stays 0.
   bool fixed(int r) const { return p_->hi[r] == 0; }
