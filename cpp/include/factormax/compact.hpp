@@ -148,7 +148,7 @@ class CompactSolver {
       }
       T tol = wanted, rounding = wanted;
       if (residual <= kNear) {
-        tol = std::max(wanted, std::min(resolution(), T(Precision<T>::unresolved)));
+        tol = std::max(wanted, std::min(resolution(), unresolved()));
         // A multiplier moves all the free variables of its row at once.
         rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
       }
@@ -292,6 +292,7 @@ class CompactSolver {
   static constexpr int kPatience = 120;    // passes at least before the fallback is tried
   static constexpr int kStuck = 200;       // passes after which large scores want another way,
   static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
+  static constexpr T kLargeMultiplier = 16;                     // times the largest score
   static constexpr int kSlow = 120;        // passes after which directions are Newton's,
   static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
@@ -463,6 +464,15 @@ class CompactSolver {
     const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
 #pragma omp simd reduction(max : largest)
     for (int r = 0; r < p.m; ++r) {
+  // The most that may be put down to rounding. What multipliers much larger than the scores hide is
+  // resolved in double, where smaller ones are found.
+  T unresolved() const {
+    const T most = T(Precision<T>::unresolved);
+    if (Precision<T>::finest) return most;
+    const T eps = std::numeric_limits<T>::epsilon();
+    return std::min(most, 4 * eps * (1 + kLargeMultiplier * p_->largest_score));
+  }
+
       // Never form x - g: far out it would round to x.
       const T down = x[r] - lo[r], up = x[r] - hi[r];
       const T least = g[r] < down ? g[r] : down;
