@@ -135,6 +135,7 @@ class CompactSolver {
     // Stages on the way to the whole scores need no polish, and float has no digits for it.
     const bool final = Precision<T>::finest && options_->finish && wanted == T(options_->tol);
     bool descended = false;  // by the last step, which was no finish
+    bool blunt = final;
     int returns = 0;
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
@@ -232,6 +233,13 @@ class CompactSolver {
       least_shift_ = result.iterations - begin < kFlat ? kLeastShift : kFlatShift;
       const int passes = descend(max_iter - result.iterations, slow);
       if (passes < 0) {
+        // What is left may be the error of the structured factors.
+        if (structured_ != nullptr && std::exchange(blunt, false)) {
+          if (!structured_->stand_at(now_)) evaluate_at(now_);
+          structured_->sharpen(p, now_, residual, *options_, *control_, may_poll_);
+          residual = this->residual(now_);
+          continue;
+        }
         result.status = residual <= enough ? Status::converged : Status::stalled;
         break;
       }
@@ -284,6 +292,7 @@ class CompactSolver {
   static constexpr T kOraclePromising = T(0.1);  // with oracles, whose passes cost more than it,
   static constexpr T kMostPromising = T(0.25);   // and with pairs of large scores, at most
   static constexpr T kNear = T(Precision<double>::unresolved);  // below, rounding is thought of
+  static constexpr T kLargeMultiplier = 16;                     // times the largest score
   static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
                                       // beyond it are brought back,
   static constexpr int kReturns = 2;  // this often, for they may belong there,
@@ -292,7 +301,6 @@ class CompactSolver {
   static constexpr int kPatience = 120;    // passes at least before the fallback is tried
   static constexpr int kStuck = 200;       // passes after which large scores want another way,
   static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
-  static constexpr T kLargeMultiplier = 16;                     // times the largest score
   static constexpr int kSlow = 120;        // passes after which directions are Newton's,
   static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
@@ -456,14 +464,6 @@ class CompactSolver {
     return 4 * eps * (1 + largest);
   }
 
-  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding, in units of
-  // variables.
-  FACTORMAX_VECTOR T residual(const DualPoint<T>& at) const {
-    const Instance<T>& p = *p_;
-    T largest = 0;
-    const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
-#pragma omp simd reduction(max : largest)
-    for (int r = 0; r < p.m; ++r) {
   // The most that may be put down to rounding. What multipliers much larger than the scores hide is
   // resolved in double, where smaller ones are found.
   T unresolved() const {
@@ -473,6 +473,14 @@ class CompactSolver {
     return std::min(most, 4 * eps * (1 + kLargeMultiplier * p_->largest_score));
   }
 
+  // max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding, in units of
+  // variables.
+  FACTORMAX_VECTOR T residual(const DualPoint<T>& at) const {
+    const Instance<T>& p = *p_;
+    T largest = 0;
+    const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
+#pragma omp simd reduction(max : largest)
+    for (int r = 0; r < p.m; ++r) {
       // Never form x - g: far out it would round to x.
       const T down = x[r] - lo[r], up = x[r] - hi[r];
       const T least = g[r] < down ? g[r] : down;

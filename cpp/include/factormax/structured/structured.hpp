@@ -327,21 +327,9 @@ class StructuredFactors {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
       load(p, at, f);
       solve_alone(f, options, control, may_poll);
-      extra += f.feature_value();
-      f.each([&](int k, int) {
-        if (f.linked) {
-          extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
-        } else {
-          at.mu[f.var[k]] = T(f.v[k]);
-        }
-      });
+      extra += collect(f, at);
     }
-    at.extra = T(extra);
-    evaluate_rows(p, at);
-    for (const StructuredFactor& f : factors_) {
-      if (!f.present || !f.linked) continue;
-      f.each([&](int k, int r) { at.g[r] += p.scale[r] * T(f.v[k]); });
-    }
+    conclude(p, at, extra);
   }
 
   // f.w from the weight of each variable; whether all are the same.
@@ -388,6 +376,16 @@ class StructuredFactors {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
       problem_ = f.complete(error, options, control, may_poll);
     }
+  }
+
+  // The same, and the marginals again: on whole faces they are more accurate.
+  void sharpen(const Instance<T>& p, DualPoint<T>& at, double error, const Options& options,
+               Control& control, bool may_poll) {
+    complete(error, options, control, may_poll);
+    if (problem_ != ActiveSetResult::solved) return;
+    double extra = 0;
+    for (StructuredFactor& f : factors_) extra += f.present ? collect(f, at) : 0;
+    conclude(p, at, extra);
   }
 
   // Flows as structures; `faces`: with those that complete the face.
@@ -498,6 +496,28 @@ class StructuredFactors {
   }
 
  private:
+  // What the factor found, into `at`; returns what it adds to the dual.
+  double collect(StructuredFactor& f, DualPoint<T>& at) {
+    double extra = f.feature_value();
+    f.each([&](int k, int) {
+      if (f.linked) {
+        extra += f.v[k] * (f.x[k] - 0.5 * f.w[k] * f.v[k]);
+      } else {
+        at.mu[f.var[k]] = T(f.v[k]);
+      }
+    });
+    return extra;
+  }
+
+  void conclude(const Instance<T>& p, DualPoint<T>& at, double extra) {
+    at.extra = T(extra);
+    evaluate_rows(p, at);
+    for (const StructuredFactor& f : factors_) {
+      if (!f.present || !f.linked) continue;
+      f.each([&](int k, int r) { at.g[r] += p.scale[r] * T(f.v[k]); });
+    }
+  }
+
   void load(const Instance<T>& p, const DualPoint<T>& at, StructuredFactor& f) const {
     f.each([&](int k, int r) {
       f.x[k] = f.linked ? double(at.x[r]) * p.scale[r] : double(at.z[f.var[k]]);
