@@ -356,6 +356,14 @@ def _own_worth(case: Case, mu: FloatArray, own: list[Any]) -> float:
     return total
 
 
+def _pair_slope(case: Case) -> float:
+    """What pairs may lose if marginals are off by 1: their slopes are larger than multipliers."""
+    pairs = [
+        np.broadcast_to(t.params["scores"], len(t.index)) for t in case.terms if t.kind == "Pair"
+    ]
+    return float(sum(np.abs(s[np.isfinite(s)]).sum() for s in pairs))
+
+
 def _check_optimal(
     run: _Run, reference: _Reference, mu: FloatArray, own: list[Any], objective: float, tol: float
 ) -> None:
@@ -372,11 +380,13 @@ def _check_optimal(
     if best is None or np.sqrt(2 * best.gap) > UNSURE:
         run.skip("optimal")
         return
-    slack = 4 * _resolution(case, tol) * (best.reach + case.n) + best.gap + rounding
+    error = 4 * _resolution(case, tol)
+    above = error * (best.reach + case.n) + best.gap + rounding
+    below = above + error * _pair_slope(case)
     run.expect(
         "optimal",
-        abs(value - best.bound) <= slack,
-        f"value {value!r}, the best is {best.bound!r} (± {slack:.2g})",
+        -below <= value - best.bound <= above,
+        f"value {value!r}, the best is {best.bound!r} (+ {above:.2g}, - {below:.2g})",
     )
     distance = float(np.abs(mu - best.x[: case.n]).max(initial=0.0))
     near = _near(case, tol, best)
