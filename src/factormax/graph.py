@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from factormax._describe import counted, summary
 from factormax._form import Form, form_of
 from factormax._options import MAP_METHODS, METHODS, Options
 from factormax._report import warn_caller
@@ -526,9 +528,21 @@ class FactorGraph:
         """What messages call a tensor of variables."""
         return self._tensors[position].name
 
+    def summary(self) -> None:
+        """Prints a table of the variables and one of the factors."""
+        print(summary(self))
+
     def __repr__(self) -> str:
-        count = sum(f._count for f in self._factors)
-        return f"<FactorGraph of {self._num_variables} variables and {count} factors>"
+        shapes = ", ".join([f"{t.name}: {t.shape}" for t in self._tensors[:4]])
+        shapes += ", ..." if len(self._tensors) > 4 else ""
+        counts: Counter[str] = Counter()
+        for f in self._factors:
+            counts[f.kind] += f._count
+        kinds = ", ".join([f"{count} {kind}" for kind, count in counts.items()])
+        variables = counted(self._num_variables, "variable") + (f" ({shapes})" if shapes else "")
+        factors = counted(counts.total(), "factor") + (f" ({kinds})" if kinds else "")
+        batch = f", batch {self.batch_shape or 'of unknown shape'}" if self.batch_dims else ""
+        return f"<FactorGraph of {variables} and {factors}{batch}>"
 
 
 #: The same class under the paper's name.

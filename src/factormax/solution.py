@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from factormax._describe import counted
 from factormax.arrays import Array, is_hidden, is_tensor, is_tracing, to_numpy
 from factormax.errors import GraphError
 from factormax.status import Status
@@ -238,18 +239,22 @@ class Solution:
 
     def __repr__(self) -> str:
         if self._is_transformed:
-            return f"<Solution: traced, batch shape {self.batch_shape}>"
+            return f"<Solution of fg.{self.query}(), traced, batch {self.batch_shape}>"
         codes, counts = np.unique(to_numpy(self.raw.status), return_counts=True)
         passes = to_numpy(self.iterations)
         most = int(passes.max()) if passes.size else 0
+        of = f"Solution of fg.{self.query}()"
+        of += "" if self.engine == "cpu" else f" ({self.engine})"
+        after = counted(most, "iteration")
         if passes.ndim == 0:
-            return f"<Solution: {self.status.name}, iterations: {most}>"
+            objective = float(to_numpy(self.objective))
+            return f"<{of}: {self.status.name} after {after}, objective {objective:.6g}>"
         states = [
             f"{count} {Status.from_code(int(code)).name}"
             for code, count in zip(codes, counts, strict=True)
         ]
         what = ", ".join(states) or "no instances"
-        return f"<Solution: {what}, iterations: at most {most}>"
+        return f"<{of}, batch {self.batch_shape}: {what} after at most {after}>"
 
     def vjp(
         self,

@@ -1,5 +1,7 @@
 """Factors of one's own with several rows and no kernel: each row is a block by itself."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from factormax.testing import check_factor
 class Between(RowFactor):
     """The number of variables that are on is between two numbers."""
 
-    _param_shapes = ("factor", "factor")
+    _param_shapes: ClassVar = {"lower": "factor", "upper": "factor"}
     _fixed_rows = 2
 
     def __init__(self, variables, lower, upper, axis=None):

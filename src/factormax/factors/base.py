@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from factormax import _core
 from factormax._core import BlockKind, Row
+from factormax._describe import counted, factor_settings
 from factormax._names import scalar_name
 from factormax.arrays import Array, FloatArray, IndexArray, is_hidden, is_tracing
 from factormax.checks import shown
@@ -53,8 +54,10 @@ class BaseFactor:
     #: All classes by the name under which a compiled graph finds them; it keeps none alive.
     _registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
     _registered: ClassVar[str] = "BaseFactor"
-    #: Shapes of the parameters: "factor" is one number per factor, "literal" one per variable.
-    _param_shapes: ClassVar[tuple[str, ...]] = ()
+    #: The parameters by name: "factor" is one number per factor, "literal" one per variable.
+    _param_shapes: ClassVar[dict[str, str]] = {}
+    #: Attributes that say which kind of structure it is, and are shown where they are true.
+    _options: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         """Registers the class."""
@@ -73,6 +76,7 @@ class BaseFactor:
     _count: int  # k
     _size: int  # d, how many variables each has
     _group_shape: tuple[int, ...]  # that `axis` leaves, of which k is the size
+    _axis: int | tuple[int, ...] | None = None  # as given
     _params: tuple[Param, ...] = ()
     _added: bool = False  # to its graph
     _score_parts: tuple[Scores, ...] = ()  # its own scores
@@ -104,7 +108,7 @@ class BaseFactor:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
         several = isinstance(variables, (list, tuple))
         given: list[Any] = list(variables) if several else [variables]
-        self._given, self._listed = given, several
+        self._given, self._listed, self._axis = given, several, axis
         if not given:
             raise GraphError(f"{self.kind}: the list of variables is empty.")
         for u in given:
@@ -240,11 +244,16 @@ class BaseFactor:
     @property
     def name(self) -> str:
         """How the factor is called in messages, for example `Budget over u[:, 3]`."""
-        names = ", ".join(u.name for u in self._given[:4])
-        return f"{self.kind} over {names}" + (", ..." if len(self._given) > 4 else "")
+        return f"{self.kind} over {self._variables_name}"
+
+    @property
+    def _variables_name(self) -> str:
+        names = ", ".join([u.name for u in self._given[:4]])
+        return names + (", ..." if len(self._given) > 4 else "")
 
     def __repr__(self) -> str:
-        return f"<{self.name}>"
+        size = f"{counted(self._count, 'factor')} of {counted(self._size, 'variable')}"
+        return f"<{', '.join([self.name, *factor_settings(self)])}: {size}>"
 
     @property
     def value(self) -> Array:
@@ -308,7 +317,7 @@ class RowFactor(BaseFactor):
                     f"{cls.__name__}: rows({d}) returned no rows. If it says nothing about {d} "
                     f"literals, return [Row([], 0.0)], which always holds."
                 )
-            per_literal = [shape == "literal" for shape in cls._param_shapes]
+            per_literal = [shape == "literal" for shape in cls._param_shapes.values()]
             found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, rows)
             cls._rules[d] = found
         return found

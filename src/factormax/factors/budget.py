@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from factormax.arrays import ArrayLike
 from factormax.factors.base import Row
@@ -25,7 +26,7 @@ class Budget(CountingFactor):
         GraphError: if the budget is negative or not whole.
     """
 
-    _word = "budget"
+    _param_shapes: ClassVar[dict[str, str]] = {"budget": "factor"}
     _needs_that_many = False
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,9 +19,8 @@ __all__ = ["CountingFactor"]
 class CountingFactor(RowFactor):
     """A bound on the number of variables that are on, one number per factor."""
 
-    _param_shapes = ("factor",)
+    _param_shapes: ClassVar[dict[str, str]] = {"count": "factor"}
     _fixed_rows = 1
-    _word = "count"
     _needs_that_many = True
 
     def __init__(
@@ -30,7 +30,8 @@ class CountingFactor(RowFactor):
         axis: int | tuple[int, ...] | None = None,
     ) -> None:
         self._take(variables, axis)
-        self._set_params(take_param(self, self._word, count, self._group_shape))
+        (word,) = self._param_shapes
+        self._set_params(take_param(self, word, count, self._group_shape))
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
@@ -38,9 +39,10 @@ class CountingFactor(RowFactor):
         (given,) = params
         if type(given) is float and 0 <= given <= d and given.is_integer():  # most often
             return
-        check_whole(name, cls._word, given)
+        (word,) = cls._param_shapes
+        check_whole(name, word, given)
         most = np.max(given, initial=0)
         if cls._needs_that_many and most > d:
             raise InfeasibleError(
-                f"{name}: {cls._word} is {int(most)}, but there are only {d} variables."
+                f"{name}: {word} is {int(most)}, but there are only {d} variables."
             )

@@ -40,6 +40,7 @@ class DepTree(StructuredFactor):
     """
 
     _axes: ClassVar[tuple[str, ...]] = ("n", "n")
+    _options = ("projective", "single_root")
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Knapsack(RowFactor):
         GraphError: if a cost or the budget is negative or not finite.
     """
 
-    _param_shapes = ("literal", "factor")
+    _param_shapes: ClassVar[dict[str, str]] = {"costs": "literal", "budget": "factor"}
     _fixed_rows = 1
 
     def __init__(
@@ -52,7 +53,7 @@ class Knapsack(RowFactor):
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless costs and budget are finite and not negative."""
-        for word, given in zip(("costs", "budget"), params, strict=True):
+        for word, given in zip(cls._param_shapes, params, strict=True):
             value = np.asarray(given)
             bad = ~(np.isfinite(value) & (value >= 0))
             if bad.any():

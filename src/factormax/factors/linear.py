@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +46,11 @@ class Linear(RowFactor):
         array([0.533, 0.433, 0.633])
     """
 
-    _param_shapes = ("literal", "factor", "factor")
+    _param_shapes: ClassVar[dict[str, str]] = {
+        "coefs": "literal",
+        "lower": "factor",
+        "upper": "factor",
+    }
     _block_kind = BlockKind.band
     _fixed_rows = 2
 

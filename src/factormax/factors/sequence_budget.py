@@ -45,7 +45,7 @@ class SequenceBudget(StructuredFactor):
     """
 
     _axes: ClassVar[tuple[str, ...]] = ("length",)
-    _param_shapes = ("factor",)
+    _param_shapes: ClassVar[dict[str, str]] = {"budget": "factor"}
 
     def __init__(self, u: Variable, transitions: ArrayLike, budget: ArrayLike) -> None:
         self._take_structured(u)

@@ -58,6 +58,7 @@ class StructuredFactor(BaseFactor):
         self, variables: Variable | Sequence[Variable], axis: int | None = None
     ) -> None:
         self._take(variables, axis)
+        self._axis = None  # it was not the user who gave one
         if any(u.negated for u in self._given):
             raise GraphError(
                 f"{self.name}: a structured factor takes no negated variables. Negate in the logic "

@@ -51,7 +51,8 @@ def read_uai(
         >>> _ = path.write_text("MARKOV  2  2 3  2  1 0  2 0 1   2  1 2   6  1 1 4  3 1 1")
         >>> model = fm.io.read_uai(path)
         >>> model
-        <UAIModel of 2 variables and 2 tables, as a graph of 5 variables and 1 factors>
+        <UAIModel of 2 variables and 2 tables, as a graph of 5 variables (x: (5,)) and 1 factor
+        (1 Table)>
         >>> _ = model.graph.solve()
         >>> model.assignment()
         [1, 0]
