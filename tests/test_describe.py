@@ -110,8 +110,10 @@ def test_what_is_traced():
         u = fg.variable_from(scores, mask=mask)
         shown.extend([repr(fg.add(fm.Budget(u, budget))), repr(u)])
         fg.summary()
+        shown.append(fg.to_dot())
         return fg.solve().objective
 
     jax.jit(solve)(np.zeros(3, np.float32), np.float32(2), np.ones(3, bool))
     assert shown[0] == "<Budget over u, budget=traced: 1 factor of 3 variables>"
     assert shown[1] == "<Variable u of shape (3,), masked>"
+    assert 'label="Budget"' in shown[2]

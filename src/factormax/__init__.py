@@ -96,8 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `nn`, which needs torch, `jax`, and `cuda` when they are first asked for."""
-    if name in ("cuda", "jax", "nn"):
+    """Imports `nn`, which needs torch, `jax`, `cuda` and `plot` when they are first asked for."""
+    if name in ("cuda", "jax", "nn", "plot"):
         from importlib import import_module
 
         return import_module(f"factormax.{name}")

@@ -532,6 +532,12 @@ class FactorGraph:
         """Prints a table of the variables and one of the factors."""
         print(summary(self))
 
+    def to_dot(self) -> str:
+        """The graph as text for Graphviz; `fm.plot.graph` draws it without."""
+        from factormax.plot import to_dot
+
+        return to_dot(self)
+
     def __repr__(self) -> str:
         shapes = ", ".join([f"{t.name}: {t.shape}" for t in self._tensors[:4]])
         shapes += ", ..." if len(self._tensors) > 4 else ""

@@ -1,0 +1,32 @@
+"""Drawings of solutions and graphs, by matplotlib: `pip install "factormax[plot]"`.
+
+Every function takes an `ax` to draw into and returns the one it drew into; without, it makes a
+figure of a size that fits. Arrays may be those of NumPy, torch or JAX, on any device; in their
+place, a variable stands for its `value` of the last query, and a structured factor for those of its
+variables. matplotlib is imported when something is drawn, not before.
+
+- `marginals`: bars for a vector, a heat map for a matrix.
+- `attention`: weights of queries over keys, with how much each key receives.
+- `matching`: lines between two sets, as lists of labels or as points in the plane.
+- `tree`: arcs over words.
+- `structures`: the few structures that make up a solution, with their probabilities.
+- `graph`: the factor graph itself. `to_dot` is the same as text for Graphviz.
+
+Example:
+    >>> import numpy as np, factormax as fm
+    >>> fg = fm.FactorGraph()
+    >>> u = fg.variable_from(np.array([[1.0, 0.9], [0.8, 0.1]]))
+    >>> matching = fg.add(fm.Matching(u))
+    >>> _ = fg.solve()
+    >>> ax = fm.plot.marginals(u, rows=["Ann", "Ben"], columns=["left", "right"])
+    >>> ax.figure.savefig("marginals.png")  # doctest: +SKIP
+"""
+
+from factormax.plot._dot import to_dot
+from factormax.plot._graph import graph
+from factormax.plot._matching import matching
+from factormax.plot._matrix import attention, marginals
+from factormax.plot._structures import structures
+from factormax.plot._tree import tree
+
+__all__ = ["attention", "graph", "marginals", "matching", "structures", "to_dot", "tree"]
