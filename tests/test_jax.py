@@ -1,11 +1,9 @@
 """JAX: every factor through every transformation."""
 
 import os
-import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -630,22 +628,6 @@ def test_headers_that_are_too_new_are_refused(monkeypatch):
             ffi, "import_module", lambda _, v=running: SimpleNamespace(__version__=v)
         )
         assert (ffi.unavailable() == "") == works
-
-
-def test_the_code_of_the_docs_runs():
-    pytest.importorskip("torch")
-    jax.config.update("jax_enable_x64", False)
-    page = (Path(__file__).parent.parent / "docs" / "jax.md").read_text()
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "docs/jax.md", "exec"), names)
-    for library in ("torch", "jax"):
-        value, grad = names[library + "_value"], names[library + "_grad"]
-        value = value.detach() if library == "torch" else value
-        np.testing.assert_allclose(value, names["numpy_value"], atol=1e-6)
-        np.testing.assert_allclose(grad, names["numpy_grad"], atol=1e-5)
-    assert names["status"] is fm.Status.INFEASIBLE
-    np.testing.assert_allclose(names["chosen"], [[2 / 3] * 3 + [0], [1, 0, 0, 0]], atol=1e-6)
 
 
 def test_torch_is_compiled_beside_jax():

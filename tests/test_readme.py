@@ -11,14 +11,6 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_docs_code_runs():
-    text = (Path(__file__).parent.parent / "docs" / "torch.md").read_text()
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "docs/torch.md", "exec"), names)
-    assert names["jacobians"].shape == (8, 3, 4, 3, 4)
-
-
 def test_readme_code_runs():
     assert len(BLOCKS) >= 2
     names: dict[str, object] = {}

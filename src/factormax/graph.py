@@ -69,7 +69,7 @@ class FactorGraph:
     `solve` finds the maximum of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$
     over the $\mu$ that all factors agree with: sparse, unique and differentiable. The instances of
     a batch (the first `batch_dims` dimensions of all scores) share the factors; scores, masks and
-    parameters may differ. docs/queries.md has every option of the queries.
+    parameters may differ. docs/reference/queries.md has every option of the queries.
 
     Example:
         >>> import numpy as np, factormax as fm
