@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTEST_ARGS ?= -n auto
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+DOCS_ARGS ?=
 MINUTES ?= 5
 SEED ?= 0
 SIZE ?= small
@@ -155,6 +156,18 @@ experiments: $(STAMPS)/install $(STAMPS)/extra-experiments  ## the extra of the 
 	$(BIN)/python -m experiments.report --results experiments/results \
 	  --figures docs/figures --page docs/experiments.md
 
+# Every example is run. DOCS_ARGS="-D plot_gallery=0" leaves them out, for a look at the pages.
+SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --doctree-dir build/doctrees
+
+.PHONY: docs
+docs: $(STAMPS)/install $(STAMPS)/extra-docs  ## the site, in build/docs: every example run, every link inside it checked
+	$(SPHINX) --quiet $(DOCS_ARGS) docs build/docs
+	@echo "$$(find build/docs -name '*.html' | wc -l) pages: build/docs/index.html"
+
+.PHONY: docs-links
+docs-links: $(STAMPS)/install $(STAMPS)/extra-docs  ## the links that lead out of the site
+	$(SPHINX) --builder linkcheck -D plot_gallery=0 docs build/docs-links
+
 .PHONY: bench
 bench: $(STAMPS)/install $(STAMPS)/extra-bench  ## check the answers, then time them
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -195,5 +208,5 @@ wheel: $(STAMPS)/tools  ## build a wheel in dist/
 
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/install
+	rm -rf build dist docs/cookbook docs/generated docs/tutorials .hypothesis .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/install
 	find benchmarks examples experiments fuzz src tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -58,12 +58,9 @@ class Solution:
 
     `status`, `converged`, `iterations`, `primal_residual` and `dual_residual` are per instance. A
     solution can be pickled and serve as a warm start afterwards; its gradients stay behind.
-
-    Attributes:
-        optimum: the objective, or a function that finds it.
     """
 
-    optimum: Array | Callable[[], Array]
+    optimum: Array | Callable[[], Array]  # the objective, or a function that finds it
     raw: Any  # a `RawSolution`, which lives as long as this, or `Details`
     batch_shape: tuple[int, ...]
     query: Literal["solve", "solve_map", "decode"] = "solve"
@@ -129,13 +126,13 @@ class Solution:
 
     @property
     def upper_bound(self) -> Array:
-        """No structure scores more than this, `(*batch,)`; of `solve_map` and `decode`."""
+        """No structure scores more than this, `(*batch,)`; after `solve_map` and `decode`."""
         self._require("upper_bound", "solve_map", "decode")
         return self._batch(self.raw.upper_bound)
 
     @property
     def integral(self) -> Array:
-        """Whether the answer is a 0/1 structure, `(*batch,)`; of `solve_map` and `decode`."""
+        """Whether the answer is a 0/1 structure, `(*batch,)`; after `solve_map` and `decode`."""
         self._require("integral", "solve_map", "decode")
         return self._batch(self.raw.integral)
 

@@ -95,7 +95,7 @@ class Factor(StructuredFactor):
         # apart, the oracle, is asked of the factor.
         super(BaseFactor, cls).__init_subclass__()
 
-    #: How many dimensions the scores have without the batch; None: as their shape suggests.
+    #: How many dimensions the scores have without the batch, or None to go by their shape.
     score_dims: ClassVar[int | None] = None
 
     def __init__(

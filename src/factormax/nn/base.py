@@ -103,7 +103,7 @@ class StructuredLayer(nn.Module):
 
     @property
     def temperature(self) -> Any:
-        """What the scores are divided by: a number, or a tensor if it is learned."""
+        """What the scores are divided by, which is a number, or a tensor if it is learned."""
         return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @temperature.setter

@@ -1,0 +1,111 @@
+"""The directive `public`: the public names of a module, which are those of its `__all__`.
+
+The content names those that are wanted, all by default. A module that can't be found has none.
+Names that no page shows are warned of at the end.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+MODULES = [
+    "factormax",
+    "factormax.nn",
+    "factormax.plot",
+    "factormax.jax",
+    "factormax.jax.nn",
+    "factormax.io",
+    "factormax.testing",
+    "factormax.cuda",
+]
+logger = logging.getLogger(__name__)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Registers the directive, and the check that nothing was left out."""
+    app.add_directive("public", Public)
+    app.connect("autodoc-process-signature", no_signature)
+    app.connect("env-check-consistency", check_complete)
+    return {"parallel_read_safe": True}
+
+
+@cache
+def public_names(module: str) -> list[str]:
+    """What is in `__all__`, modules aside."""
+    if find_spec(module) is None:
+        return []
+    found = import_module(module)
+    return [n for n in found.__all__ if not inspect.ismodule(getattr(found, n))]
+
+
+@cache
+def target_of(code: str) -> str:
+    """The full name of what `code` names, such as `fm.Xor` or `DepTree`; "" if nothing public."""
+    bare = code.removeprefix("fm.").removeprefix("factormax.")
+    for module in MODULES:
+        *folder, name = bare.split(".")
+        inside = ".".join(["factormax", *folder])
+        if inside == module and name in public_names(module):
+            return f"{module}.{name}"
+        owner = f"{module}.{folder[0]}" if len(folder) == 1 else ""
+        if owner and folder[0] in public_names(module):
+            members = vars(getattr(import_module(module), folder[0]))
+            return f"{owner}.{name}" if name in members and name[0] != "_" else ""
+    return ""
+
+
+class Public(SphinxDirective):
+    """Documents names of a module, with their own members if asked to, or with inherited ones."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {
+        "members": directives.flag,
+        "undoc-members": directives.flag,
+        "inherited-members": directives.unchanged,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        """Hands each name to autodoc."""
+        (module,) = self.arguments
+        names = " ".join(self.content).split() or public_names(module)
+        lines = []
+        for name in names:
+            item = getattr(import_module(module), name)
+            kind = "class" if inspect.isclass(item) else "function" if callable(item) else "data"
+            lines += ["```{eval-rst}", f".. auto{kind}:: {module}.{name}"]
+            if kind == "class":
+                lines += [f"   :{option}: {value or ''}" for option, value in self.options.items()]
+            lines += ["```", ""]
+            self.env.metadata[self.env.docname].setdefault("public", set()).add(f"{module}.{name}")
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def no_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """What a user never makes has no signature."""
+    hidden = ("factormax.Solution", "factormax.Variable", "factormax.Status")
+    return ("", "") if name in hidden else None
+
+
+def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warns of public names that no page has."""
+    shown: set[str] = set()
+    for page in env.metadata.values():
+        shown |= page.get("public", set())
+    for module in MODULES:
+        for name in public_names(module):
+            if f"{module}.{name}" not in shown:
+                logger.warning("%s.%s is public, but on no page of the reference.", module, name)
