@@ -53,7 +53,7 @@ def run(page: Path) -> dict[str, object]:
                 assert agrees(value, comment), f"{ast.unparse(statement)} is {value}, not {comment}"
                 continue
             exec(compile(ast.Module([statement], []), page.name, "exec"), names)
-            if isinstance(statement, ast.Assign) and (SHAPE.match(comment) or WORD.match(comment)):
+            if isinstance(statement, ast.Assign) and re.match(r"\(\d|Status\.", comment):
                 value = eval(ast.unparse(statement.targets[0]), names)
                 assert agrees(value, comment), f"{ast.unparse(statement)}: not {comment}"
     return names
