@@ -39,6 +39,12 @@ suppress_warnings = [
 myst_enable_extensions = ["dollarmath", "deflist", "fieldlist", "colon_fence"]
 myst_heading_anchors = 3
 
+# The number of a formula that is too wide, and scrolls, must be seen without scrolling.
+mathjax3_config = {
+    "tex": {"tagSide": "left"},
+    "chtml": {"matchFontHeight": False},
+}
+
 # ---- The reference: docstrings -------------------------------------------------------------------
 
 autodoc_typehints = "none"  # the text says what is taken, and shapes
@@ -47,7 +53,6 @@ autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
-napoleon_use_ivar = True
 napoleon_custom_sections = ["Shapes"]
 add_module_names = False
 toc_object_entries_show_parents = "hide"
@@ -84,6 +89,8 @@ plot_include_source = False
 # ---- Pages ---------------------------------------------------------------------------------------
 
 html_theme = "furo"
+pygments_style = "default"
+pygments_dark_style = "github-dark"
 html_title = f"factormax {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)", re.DOTALL)
 FORMULA = re.compile(r"(?<!\$)\$(?!\$)([^$]+)\$(?!\$)", re.DOTALL)
+PAGE = re.compile(r"\bdocs/([\w/]+)\.md\b")
 DISPLAY = re.compile(r"^( *)\$\$(.+?)\$\$", re.DOTALL | re.MULTILINE)
 
 
@@ -30,8 +31,9 @@ def convert(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 def to_rst(text: str) -> str:
     """Markdown's code and formulas as roles; the public names among the code are links."""
     text = DISPLAY.sub(_display, text)
-    text = FORMULA.sub(lambda found: f":math:`{_one_line(found[1])}`\\ ", text)
-    return INLINE.sub(_code, text)
+    text = FORMULA.sub(lambda found: f":math:`{_one_line(found[1])}`", text)
+    text = INLINE.sub(_code, text)
+    return PAGE.sub(r":doc:`/\1`", text)
 
 
 def _display(found: re.Match[str]) -> str:

@@ -73,6 +73,7 @@ class Public(SphinxDirective):
     option_spec: ClassVar[dict[str, Any]] = {
         "members": directives.flag,
         "undoc-members": directives.flag,
+        "exclude-members": directives.unchanged,
         "inherited-members": directives.unchanged,
     }
 

@@ -39,7 +39,6 @@ class Variable(Generic[ArrayT]):
 
     Attributes:
         shape: the shape, without batch dimensions.
-        value: after a query, the marginals, `(*batch, *shape)`.
 
     Example:
         >>> import numpy as np, factormax as fm
