@@ -29,7 +29,6 @@ import factormax as fm
 from benchmarks.gpu_cases import CASES, Case, Layer
 from benchmarks.timing import interleaved, table
 from factormax import _engines
-from factormax._fronts import torch as front
 
 Section = tuple[str, dict[str, Any]]
 
@@ -49,18 +48,15 @@ OTHER_FACE = 1e-3
 @contextmanager
 def by_way_of_the_cpu() -> Iterator[None]:
     """As if the CPU's engine were the only one: scores on a device are copied there and back."""
-    names, engines = (
-        vars(front),
-        _engines.ENGINES[:],
-    )  # by hand: a small solve takes as long as mock
-    ask = names["_engine_of"]
+    engines, ask = _engines.ENGINES[:], _engines.engine_there
+    names = vars(_engines)  # by hand: a small solve takes as long as mock
     _engines.ENGINES[:] = engines[-1:]
-    names["_engine_of"] = lambda *asked: None
+    names["engine_there"] = lambda *asked: None
     try:
         yield
     finally:
         _engines.ENGINES[:] = engines
-        names["_engine_of"] = ask
+        names["engine_there"] = ask
 
 
 class Problem:

@@ -162,6 +162,11 @@ class Task:
         return self
 
     @property
+    def applies_there(self) -> bool:
+        """Whether the Jacobian can be applied on the device of the scores."""
+        return False
+
+    @property
     def host_inputs(self) -> Inputs:
         """The numbers in NumPy."""
         return self.inputs

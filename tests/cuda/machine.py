@@ -67,6 +67,9 @@ class EmulatedMachine:
     def with_zeros(self, array: npt.NDArray[Any], at: int, count: int) -> npt.NDArray[Any]:
         return np.insert(array, [at] * count, 0, axis=1)
 
+    def without(self, array: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[Any]:
+        return np.delete(array, np.s_[start:stop], axis=1)
+
     def download(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array.copy()
 

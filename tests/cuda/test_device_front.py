@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import emulator
@@ -49,24 +50,39 @@ class EmulatedEngine(CudaEngine):
 
     def __init__(self) -> None:
         super().__init__(lambda device: EmulatedTorchMachine(), lambda number: "")
+        self.solves = 0
+
+    def solve_there(self, *args: Any) -> Any:
+        self.solves += 1
+        return super().solve_there(*args)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where scores are; the emulated device is the host, called something else."""
-    front._engine_of.cache_clear()
-    request.addfinalizer(front._engine_of.cache_clear)
+    _engines.engine_there.cache_clear()
     if request.param == "cuda":
-        return "cuda"
-    monkeypatch.setattr(_engines, "ENGINES", [EmulatedEngine(), _engines.ENGINES[-1]])
-    monkeypatch.setattr(front, "ENGINES", [EmulatedEngine()])
+        yield "cuda"
+        return
+    request.addfinalizer(_engines.engine_there.cache_clear)
+    emulated = EmulatedEngine()
+    monkeypatch.setattr(_engines, "ENGINES", [emulated, *_engines.ENGINES])
 
     def kind_of(scores: Any) -> Kind:
         dtype = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
         return Kind(scores.device, dtype, False)
 
     monkeypatch.setattr(front, "kind_of", kind_of)
-    return "cpu"
+    yield "cpu"
+    assert emulated.solves, "nothing was solved on the emulated device"
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """As if there were no device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_engines, "engine_there", lambda *asked: None)
+        yield
 
 
 def graph_of(scores: Any, pair: Any, budget: Any = 2, **options: Any) -> tuple[Any, Any, Any, Any]:
@@ -97,8 +113,7 @@ def test_values_and_gradients_are_the_hosts(device: str) -> None:
     found = []
     for where in ("host", device):
         if where == "host":
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(front, "ENGINES", [])
+            with on_the_host():
                 scores, pair = on("cpu", *given)
                 _, u, f, solution = graph_of(scores, pair)
         else:
@@ -117,13 +132,10 @@ def test_values_and_gradients_are_the_hosts(device: str) -> None:
 
 
 def test_second_derivatives(device: str) -> None:
-    """Through the host, and back on the device."""
     given = numbers()
     found = []
     for where in ("host", device):
-        with pytest.MonkeyPatch.context() as patch:
-            if where == "host":
-                patch.setattr(front, "ENGINES", [])
+        with on_the_host() if where == "host" else nullcontext():
             scores, pair = on("cpu" if where == "host" else device, *given)
             _, u, f, _ = graph_of(scores, pair)
             loss = (u.value**2).sum() + (f.value**2).sum()
@@ -132,6 +144,137 @@ def test_second_derivatives(device: str) -> None:
         found.append([t.grad.cpu() for t in (scores, pair)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
+def matched(scores: Any, pair: Any) -> tuple[Any, Any]:
+    """The marginals of a matching, one instance, and its objective."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    f = fg.add(fm.Pair(u[0], u[1], pair))
+    solution = fg.solve(tol=1e-10)
+    return torch.cat([u.value.reshape(-1), f.value]), solution.objective
+
+
+def tagged(scores: Any, transitions: Any) -> tuple[Any, Any]:
+    """The same of a sequence beside rows."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.Sequence(u, transitions))
+    fg.add(fm.AtMostOne(u, axis=0))
+    solution = fg.solve(tol=1e-10)
+    return u.value.reshape(-1), solution.objective
+
+
+def budgeted(scores: Any, budget: Any) -> tuple[Any, Any]:
+    """The same with a parameter for each instance."""
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scores)
+    fg.add(fm.AtMostOne(u, axis=1))
+    fg.add(fm.Budget(u, budget.detach()))
+    solution = fg.solve(tol=1e-10)
+    return u.value.reshape(-1), solution.objective
+
+
+def vmapped(function: Callable[..., Any], *given: Any) -> Any:
+    return torch.func.vmap(function)(*given)
+
+
+def jacobians(function: Callable[..., Any], *given: Any) -> Any:
+    """Of each instance, by many rows at once."""
+    return torch.func.vmap(torch.func.jacrev(lambda *x: function(*x)[0]))(*given)
+
+
+def pushed(function: Callable[..., Any], *given: Any) -> Any:
+    moves = tuple(torch.cos(x) for x in given)
+    return torch.func.jvp(torch.func.vmap(function), given, moves)
+
+
+def curvature(function: Callable[..., Any], *given: Any) -> Any:
+    return torch.func.hessian(lambda x: function(x, *[g[0] for g in given[1:]])[1])(given[0][0])
+
+
+@pytest.mark.parametrize("transform", [vmapped, jacobians, pushed, curvature])
+@pytest.mark.parametrize("function", [matched, tagged, budgeted])
+def test_transforms_are_done_there(device: str, function: Any, transform: Any) -> None:
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(3, 2, 4, generator=generator, dtype=torch.float64)
+    shape = {matched: (3, 4), tagged: (3, 4, 4), budgeted: (3,)}[function]
+    own = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if function is budgeted:
+        own = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    with on_the_host():
+        wanted = transform(function, scores, own)
+    found = transform(function, scores.to(device), own.to(device))
+    kept = torch.utils._pytree.tree_leaves(found)
+    for ours, theirs in zip(kept, torch.utils._pytree.tree_leaves(wanted), strict=True):
+        assert ours.device == scores.to(device).device
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=1e-7)
+
+
+def test_a_transform_goes_on_where_the_host_has_finished(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = dict.fromkeys((np.dtype(np.float32), np.dtype(np.float64)), 4)
+    monkeypatch.setattr("factormax._engines.cuda.launcher._PASSES", passes)
+    scores, pair = numbers()
+    found = jacobians(matched, scores.to(device), pair.expand(3, 5).to(device))
+    with on_the_host():
+        wanted = jacobians(matched, scores, pair.expand(3, 5))
+    torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=1e-7)
+
+
+def test_a_bad_score_is_named_in_a_transform(device: str) -> None:
+    scores, pair = numbers()
+    scores[1, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        vmapped(matched, scores.to(device), pair.expand(3, 5).to(device))
+
+
+@pytest.mark.parametrize("function", [matched, tagged])
+def test_a_compiled_solve_is_done_there(device: str, function: Any) -> None:
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    own = torch.randn((4,) if function is matched else (4, 4), generator=generator).double()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    found = []
+    for run, place in ((function, "cpu"), (compiled, device)):
+        with on_the_host() if run is function else nullcontext():
+            given = on(place, scores, own)
+            values, objective = run(*given)
+            weight = torch.arange(float(len(values)), dtype=torch.float64, device=place)
+            (values @ weight + objective).backward()
+        found.append([t.detach().cpu() for t in (values, objective, *(g.grad for g in given))])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
+def test_a_compiled_solve_goes_on_where_the_host_has_finished(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = dict.fromkeys((np.dtype(np.float32), np.dtype(np.float64)), 3)
+    monkeypatch.setattr("factormax._engines.cuda.launcher._PASSES", passes)
+    test_a_compiled_solve_is_done_there(device, matched)
+
+
+def test_second_derivatives_of_some_variables_at_a_temperature(device: str) -> None:
+    """Variables that the loss does not see, and a temperature that is a number."""
+    given = numbers()
+    found = []
+    for where in ("host", device):
+        with on_the_host() if where == "host" else nullcontext():
+            scores, other = on("cpu" if where == "host" else device, given[0], given[0] / 2)
+            fg = fm.FactorGraph(batch_dims=1)
+            u, v = fg.variable_from(scores), fg.variable_from(other)
+            fg.add(fm.Xor(u, axis=1))
+            fg.add(fm.AtMostOne([u[:, 0], v[:, 0]]))
+            fg.solve(tol=1e-10, temperature=2.0)
+            (first,) = torch.autograd.grad((u.value**2).sum(), scores, create_graph=True)
+            (first**2).sum().backward()
+        found.append(scores.grad.cpu())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-7)
 
 
 def test_half_precision_goes_through_float(device: str) -> None:
@@ -239,9 +382,7 @@ def test_a_sequence_beside_constraints_is_solved_there(device: str) -> None:
     weight = torch.arange(15.0, dtype=torch.float64).reshape(3, 5)
     found = []
     for where in ("host", device):
-        with pytest.MonkeyPatch.context() as patch:
-            if where == "host":
-                patch.setattr(front, "ENGINES", [])
+        with on_the_host() if where == "host" else nullcontext():
             own, edges = on("cpu" if where == "host" else device, scores, transitions)
             fg = fm.FactorGraph(batch_dims=1)
             u = fg.variable_from(own)

@@ -7,11 +7,13 @@ instance of it into `ENGINES`, before the CPU's.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from factormax._core import Model
 from factormax._engines.cpu import CpuEngine
 from factormax._engines.cuda.engine import CudaEngine
 from factormax._inputs import Inputs, structured_of
@@ -21,7 +23,9 @@ from factormax.arrays import FloatArray
 from factormax.factors.base import BaseFactor
 from factormax.factors.structured import StructuredFactor
 
-__all__ = ["ENGINES", "Engine", "choose", "engine_of", "solve", "vjp"]
+__all__ = ["ENGINES", "Engine", "choose", "engine_of", "engine_there", "solve", "vjp"]
+
+_NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
 
 class Engine(Protocol):
@@ -68,8 +72,20 @@ def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
     raise NotImplementedError(reason)
 
 
+@lru_cache(maxsize=64)
+def engine_there(model: Model, options: Options, device: str, oracles: bool = False) -> Any:
+    """The engine whose `solve_there` solves such a model where its scores are, or None."""
+    kind = device.split(":")[0]
+    asked = Inputs(model, *_NOTHING, [], oracles=(None,) * oracles, device=device)
+    for engine in ENGINES:
+        there = engine.name == kind and hasattr(engine, "solve_there")
+        if there and engine.supports(asked, options)[0]:
+            return engine
+    return None
+
+
 def engine_of(device: str) -> str:
-    """What `solution.engine` says of scores on this device that a compiled function solved."""
+    """What `solution.engine` says of scores on this device that a traced function of JAX solved."""
     kind = device.split(":")[0]
     return "cpu" if kind == "cpu" else f"cpu (a compiled solve on {kind} has no engine)"
 

@@ -19,6 +19,7 @@ _TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
     np.dtype(np.int8): torch.int8,
+    np.dtype(np.int16): torch.int16,
     np.dtype(np.int32): torch.int32,
 }
 _NUMPY = {own: name for name, own in _TYPES.items()}
@@ -77,6 +78,10 @@ class TorchMachine:
         zeros = array.new_zeros((len(array), count))
         return torch.cat([array[:, :at], zeros, array[:, at:]], 1)
 
+    def without(self, array: Tensor, start: int, stop: int) -> Tensor:
+        """A matrix without some of its columns."""
+        return torch.cat([array[:, :start], array[:, stop:]], 1)
+
     def download(self, array: Tensor) -> npt.NDArray[Any]:
         """A copy on the host."""
         return array.cpu().numpy()
@@ -89,8 +94,11 @@ class TorchMachine:
 
     @property
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being recorded."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        """Whether a CUDA graph is being recorded, on the current stream of this device."""
+        if torch.cuda.current_device() == self.number:
+            return bool(torch.cuda.is_current_stream_capturing())
+        with torch.cuda.device(self.number):
+            return bool(torch.cuda.is_current_stream_capturing())
 
     def flag(self) -> _Flag:
         """A number in memory of the host that the device can write to."""

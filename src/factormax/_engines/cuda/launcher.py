@@ -11,7 +11,7 @@ import numpy as np
 from factormax import _core
 from factormax._core import Model
 from factormax._engines.cuda.plan import Plan
-from factormax._engines.cuda.program import Machine, Numbers, Program
+from factormax._engines.cuda.program import Answer, Machine, Numbers, Program
 from factormax._inputs import Inputs
 from factormax._options import Options
 
@@ -51,6 +51,12 @@ class _Stage:
             param = numbers.hub_param
             self.numbers["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
 
+    def numbers_at(self, index: Any) -> tuple[dict[str, Any], list[Any]]:
+        """The same for these instances, and what has to be kept until it is launched."""
+        own = {name: a[index] for name, a in self._kept.items() if a.ndim > 1 and len(a) > 1}
+        at = self.program.machine.pointer
+        return self.numbers | {name: at(array) for name, array in own.items()}, list(own.values())
+
 
 class DeviceRun:
     """A solve that was queued, and what its gradient takes.
@@ -82,13 +88,22 @@ class DeviceRun:
 
     def vjp(self, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
         """The gradients of `eta_u` and of `eta_v`, `(B, scores)`, and their relative residuals."""
+        return self._vjp(*self._given[:2], self.found, grad_mu, grad_mu_v)
+
+    def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
+        """The same for these instances, `(N,)` on the device, each as often as it is named."""
         eta_u, eta_v, _ = self._given
+        own_v = eta_v if len(eta_v) == 1 else eta_v[index]
+        return self._vjp(eta_u[index], own_v, self.found.taken(index), grad_mu, grad_mu_v, index)
+
+    def _vjp(
+        self, eta_u: Any, eta_v: Any, found: Any, grad_mu: Any, grad_mu_v: Any, index: Any = None
+    ) -> tuple[Any, Any, Any]:
         out: Any = None
         for number in range(len(self.stages)):
             stage = self.stages[number]
-            out = stage.program.vjp(
-                stage.numbers, eta_u, eta_v, self.found, grad_mu, grad_mu_v, out
-            )
+            numbers, _kept = (stage.numbers, None) if index is None else stage.numbers_at(index)
+            out = stage.program.vjp(numbers, eta_u, eta_v, found, grad_mu, grad_mu_v, out)
         return out  # type: ignore[no-any-return]
 
 
@@ -158,6 +173,18 @@ class Launcher:
             run.solve(number, start, 0 if unsolved is None else unsolved.address)
             if unsolved is not None and not unsolved.wait():
                 break
+        return run
+
+    def solved(self, inputs: Inputs, sides: Any) -> DeviceRun:
+        """A solve whose sides are known, `(B, n + rows + 1)`, of a graph without structures."""
+        machine, plan = self.machine, plan_of(inputs.model)
+        eta_u, eta_v = machine.plain(inputs.eta_u), machine.plain(inputs.eta_v)
+        dtype, batch = machine.dtype(eta_u), len(eta_u)
+        stages = self.stages(inputs.model, inputs.params, dtype, batch)
+        run = DeviceRun(stages, (eta_u, eta_v, None), 0.0, 0)
+        run.found = Answer(plan, machine, batch, dtype)
+        run.found.var_side[...] = sides[:, : plan.n]
+        run.found.row_side[...] = sides[:, plan.n : plan.n + plan.rows]
         return run
 
     def _all_rows(self, plan: Plan, warm: Any) -> Any:

@@ -59,6 +59,9 @@ class Machine(Protocol):
     def with_zeros(self, array: Any, at: int, count: int) -> Any:
         """A matrix with columns of zeros from `at` on."""
 
+    def without(self, array: Any, start: int, stop: int) -> Any:
+        """A matrix without some of its columns."""
+
     def download(self, array: Any) -> npt.NDArray[Any]:
         """A copy on the host, once everything before is done."""
 
@@ -146,12 +149,12 @@ class Answer:
         mu: `(B, n)`, `mu_v`: `(B, scores)`, `objective`: `(B,)`.
     """
 
-    __slots__ = ("_machine", "_places", "_rest", "at", "mu", "mu_v", "objective")
+    __slots__ = ("_machine", "_made", "_places", "_rest", "at", "mu", "mu_v", "objective")
 
     def __init__(
         self, plan: Plan, machine: Machine, batch: int, dtype: Any, saved: int = 0
     ) -> None:
-        self._machine = machine
+        self._machine, self._made = machine, (plan, machine, dtype, saved)
         self.mu = machine.empty((batch, plan.n), dtype)
         self.mu_v = machine.empty((batch, plan.scores), dtype)
         self.objective = machine.empty((batch,), dtype)
@@ -182,8 +185,18 @@ class Answer:
         stop = start + math.prod(shape) * dtype.itemsize
         return self._machine.view(self._rest[start:stop], dtype, shape)
 
+    def taken(self, index: Any) -> Answer:
+        """What the gradients of these instances take, in this order; `index` is on the device."""
+        plan, machine, dtype, saved = self._made
+        found = Answer(plan, machine, len(index), dtype, saved)
+        for name in _KEPT:
+            getattr(found, name)[...] = getattr(self, name)[index]
+        return found
 
-_OTHERS = ("residual", "tau", "iterations", "status", "oracle_calls", "var_side", "row_side")
+
+#: What a gradient takes of an answer.
+_KEPT = ("cuts", "structures", "var_side", "row_side")
+_OTHERS = ("residual", "tau", "iterations", "status", "oracle_calls", *_KEPT)
 
 
 class Program:

@@ -22,6 +22,8 @@ __all__ = ["DeviceSolution"]
 
 #: The status of an instance with a score that is NaN or +inf.
 _BAD_NUMBER = 6
+#: What the kernels call it.
+_ON_DEVICE = {"primal_residual": "residual", "dual_residual": "residual"}
 #: The residual from which the CPU goes on where the kernels have stopped.
 _CLOSE = 1e-2
 
@@ -130,8 +132,13 @@ class DeviceSolution:
     @cached_property
     def tau(self) -> FloatArray:
         """`(B, rows of the model + pairs)`, the multipliers."""
-        every = self.machine.download(self.run.found.tau)
-        return np.delete(every, np.s_[self.num_rows : self._plan.hard], axis=1)
+        return self.machine.download(self._model_rows(self.run.found.tau))
+
+    def _model_rows(self, multipliers: Any) -> Any:
+        """Without those of the rows of matchings and trees."""
+        if self.num_rows == self._plan.hard:
+            return multipliers
+        return self.machine.without(multipliers, self.num_rows, self._plan.hard)
 
     # ---- the gradient ----------------------------------------------------------------------------
 
@@ -147,6 +154,36 @@ class DeviceSolution:
             self.machine.put(grad_v, index, found_v)
             self.machine.put(residual, index, own_residual)
         return grad_u, grad_v, residual
+
+    @property
+    def finished_there(self) -> bool:
+        """Whether the CPU has solved no instance."""
+        return self._left is None
+
+    def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
+        """The same for these instances, `(N,)` on the device, if the CPU has solved none."""
+        given = [self.machine.plain(g) for g in (grad_mu, grad_mu_v)]
+        return self.run.vjp_at(index, *given)
+
+    # ---- on the device ---------------------------------------------------------------------------
+
+    def there(self, name: str) -> Any:
+        """One of those on the host, by its name, as it is on the device."""
+        if self._left is not None:
+            return self.machine.upload(np.ascontiguousarray(getattr(self, name)))
+        if name == "oracle_calls" and not self._plan.hubs:
+            return self.run.found.status * 0
+        found = getattr(self.run.found, _ON_DEVICE.get(name, name))
+        return self._model_rows(found) if name == "tau" else found
+
+    def sides_there(self) -> Any:
+        """Those of variables and rows, of a graph without structures."""
+        found = self.run.found
+        if self._left is not None:
+            index, _, raw = self._left
+            self.machine.put(found.var_side, index, raw.var_side)
+            self.machine.put(found.row_side, index, raw.row_side)
+        return found.var_side, found.row_side
 
     def __reduce__(self) -> Any:
         """What is pickled: the same on the host."""

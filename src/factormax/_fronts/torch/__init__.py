@@ -18,21 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factormax._core import Model, OracleKind
-from factormax._engines import ENGINES
+from factormax import _engines
+from factormax._core import OracleKind
 from factormax._fronts.torch.arrays import (
     Kind,
-    TorchSpace,
     device_numbers,
     kind_of,
     numbers_of,
     plain_numbers_of,
+    space_of,
 )
 from factormax._fronts.torch.jacobian import Applied
 from factormax._fronts.torch.optimum import Optimum
 from factormax._fronts.torch.traced import solve_traced
-from factormax._fronts.torch.transformed import is_transformed, solve_transformed
-from factormax._inputs import Inputs
+from factormax._fronts.torch.transformed import as_tensor, is_transformed, solve_transformed
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = ["find_optimum", "list_structures", "loss", "solve", "solve_eager"]
-
-_NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
 
 # ---- Eager ---------------------------------------------------------------------------------------
@@ -168,13 +165,14 @@ def differentiable_gradients(
     task, pattern = plan.task, plan.pattern
     layout, dtype = task.layout, pattern.dtype
     device = torch.device("cpu") if task.host is task else pattern.kinds[0].device
+    space = space_of(device)
     given = [None if g is None else g.to(device, dtype) for g in grads]
     if which == "jacobian":
         own = given[plan.num_tensors :]
         columns = sum([part.count for part in layout.parts])
         vectors = [
-            layout.flat_scores(TorchSpace, given[: plan.num_tensors], dtype),
-            layout.flat_factor_grads(TorchSpace, own, dtype)
+            layout.flat_scores(space, given[: plan.num_tensors], dtype),
+            layout.flat_factor_grads(space, own, dtype)
             if own
             else torch.zeros((layout.batch, columns), dtype=dtype),
         ]
@@ -185,7 +183,8 @@ def differentiable_gradients(
             else g.reshape(task.batch, *g.shape[len(task.batch_shape) :])
             for g, s, group in zip(given, task.supports, task.form.groups, strict=True)
         ]
-    place = torch.arange(layout.batch, device=device)
+    there: Any = task  # or on the host
+    place = torch.arange(layout.batch) if task.host is task else there.place
     apply: Any = Applied.apply
     grad_u, grad_v = apply(plan, which, place, *[v.to(device) for v in vectors])
     of_temperature = None
@@ -194,10 +193,10 @@ def differentiable_gradients(
         of_temperature, divisor = _of_temperature(plan, scores, temperature, grad_u, grad_v)
         grad_u, grad_v = grad_u / divisor, grad_v / divisor
     elif task.temperature is not None:
-        divisor = torch.as_tensor(task.temperature).to(device, dtype)
+        divisor = as_tensor(task.temperature).to(device, dtype)
         grad_u, grad_v = grad_u / divisor, grad_v / divisor
     found = layout.by_tensor(grad_u)
-    found += layout.by_given(TorchSpace, grad_v) if layout.parts else []
+    found += layout.by_given(space, grad_v) if layout.parts else []
     out = [
         found[i].to(k.device, k.dtype) for i, k in zip(pattern.places, pattern.kinds, strict=True)
     ]
@@ -217,8 +216,9 @@ def _of_temperature(
         given[i] = torch.as_tensor(array).to(grad_u.device, grad_u.dtype)
     for i, tensor in zip(pattern.places, scores, strict=True):
         given[i] = tensor.to(grad_u.device, grad_u.dtype)
-    eta_u = layout.flat_scores(TorchSpace, given[: plan.num_tensors], grad_u.dtype)
-    eta_v = layout.flat_factor_scores(TorchSpace, given[plan.num_tensors :], grad_u.dtype)
+    space = space_of(grad_u.device)
+    eta_u = layout.flat_scores(space, given[: plan.num_tensors], grad_u.dtype)
+    eta_v = layout.flat_factor_scores(space, given[plan.num_tensors :], grad_u.dtype)
     shape = layout.batch_shape
     divisor = temperature.to(grad_u.device, grad_u.dtype).expand(shape).reshape(-1, 1)
     # d(eta / T) = d eta / T - eta dT / T^2; what is not finite has no gradient.
@@ -375,24 +375,14 @@ class EagerPlan:
 
     def _on_device(self, graph: FactorGraph) -> Any:
         """What makes the task, on the device of the scores if there is an engine."""
-        device, model = self.pattern.kinds[0].device, graph._form().model
-        engine = _engine_of(model, self.options, device, bool(graph._own_oracles()))
+        model, oracles = graph._form().model, bool(graph._own_oracles())
+        engine = _engines.engine_there(model, self.options, self.pattern.device, oracles)
         if engine is None:
             return Task
         from factormax._fronts.torch.device import DeviceTask
 
-        self.numbers = partial(device_numbers, device, self.pattern.dtype)
+        self.numbers = partial(device_numbers, self.pattern.kinds[0].device, self.pattern.dtype)
         return partial(DeviceTask, engine)
-
-
-@lru_cache(maxsize=64)
-def _engine_of(model: Model, options: Options, device: torch.device, oracles: bool) -> Any:
-    """The engine of a device, if it solves such a model there."""
-    asked = Inputs(model, *_NOTHING, [], oracles=(None,) * oracles, device=str(device))
-    for engine in ENGINES:
-        if engine.name == device.type and engine.supports(asked, options)[0]:
-            return engine
-    return None
 
 
 # ---- The front -----------------------------------------------------------------------------------

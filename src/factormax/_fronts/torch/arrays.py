@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DeviceSpace",
     "Kind",
     "TorchSpace",
     "as_numpy",
@@ -20,7 +21,8 @@ __all__ = [
     "match",
     "numbers_of",
     "plain_numbers_of",
-    "to_cpu",
+    "put",
+    "space_of",
 ]
 
 
@@ -50,6 +52,19 @@ class TorchSpace:
         return tensor.sum(axes, keepdim=keep)
 
 
+class DeviceSpace(TorchSpace):
+    """The same, with what is new on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.zeros: Any = partial(torch.zeros, device=device)
+        self.ones: Any = partial(torch.ones, dtype=torch.bool, device=device)
+
+
+def space_of(device: torch.device) -> Any:
+    """That of a device."""
+    return TorchSpace if device.type == "cpu" else DeviceSpace(device)
+
+
 def compute_dtype(given: Iterable[Any]) -> torch.dtype:
     """float64 if any scores are, else float32; integers count as the default dtype."""
     for scores in given:
@@ -63,16 +78,16 @@ def value_dtype(scores: Tensor) -> torch.dtype:
     return scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
 
 
-def to_cpu(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """On the CPU, in this dtype."""
-    if scores.dtype == dtype and scores.is_cpu:
+def put(scores: Tensor, place: torch.device, dtype: torch.dtype) -> Tensor:
+    """On a device, in this dtype."""
+    if scores.dtype == dtype and scores.device == place:
         return scores
-    return scores.to("cpu", dtype)
+    return scores.to(place, dtype)
 
 
 def as_numpy(tensor: Tensor) -> Any:
-    """The memory of a CPU tensor, without its history."""
-    return tensor.detach().numpy()
+    """The memory of a CPU tensor, or a copy of another's, without its history."""
+    return (tensor.detach() if tensor.is_cpu else tensor.detach().cpu()).numpy()
 
 
 def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,27 +10,24 @@ import torch
 from torch import Tensor
 
 from factormax._engines.cuda.solution import DeviceSolution
-from factormax._fronts.torch.arrays import TorchSpace
+from factormax._fronts.torch.arrays import DeviceSpace
 from factormax._inputs import Inputs
 from factormax._options import Options
-from factormax._report import report_backward
+from factormax._report import report_backward, report_failures
 from factormax._task import Gradients, Task
 from factormax.checks import check_scores
+from factormax.status import Status
 
 if TYPE_CHECKING:
+    from factormax._form import Form
     from factormax.graph import FactorGraph
 
-__all__ = ["DeviceTask"]
+__all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
+
+#: Rows of a Jacobian's product that are found in one launch, each with a copy of its instance.
+_AT_ONCE = 1 << 16
 
 _TYPES = {np.float32: torch.float32, np.float64: torch.float64}
-
-
-class DeviceSpace(TorchSpace):
-    """Torch, with what is new on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.zeros: Any = partial(torch.zeros, device=device)
-        self.ones: Any = partial(torch.ones, dtype=torch.bool, device=device)
 
 
 class DeviceTask(Task):
@@ -77,21 +74,37 @@ class DeviceTask(Task):
                 for t in graph._tensors
             ]
             mask = layout.flat_mask(space, masks)
-        self.spread: Tensor | None = None  # the temperature, (B, 1)
+        self.temperature: Any = None  # (B, 1)
         if temperature is not None:
             given = torch.as_tensor(temperature, device=place, dtype=real)
             self.temperature_shape = tuple(given.shape)
-            self.spread = given.expand(self.batch_shape).reshape(-1, 1)
-            eta_u, eta_v = eta_u / self.spread, eta_v / self.spread
+            self.temperature = given.expand(self.batch_shape).reshape(-1, 1)
+            eta_u, eta_v = eta_u / self.temperature, eta_v / self.temperature
         self.inputs = Inputs(self.form.model, eta_u, eta_v, graph._params(), mask, device=device)
         self._graph: FactorGraph | None = graph  # until it is solved
 
-    def run(self, options: Options, warm: Any = None) -> Any:
-        """Solves; `values`, `factor_values`, `supports` and `pull_back` then work."""
+    @classmethod
+    def of_inputs(cls, engine: Any, form: Form | None, inputs: Inputs) -> DeviceTask:
+        """That of flat numbers on the device, of as many instances as there are."""
+        self = cls.__new__(cls)
+        self.engine, self.inputs = engine, inputs
+        if form is not None:
+            self.form, self.layout = form, form.layout
+        self.batch = len(inputs.eta_u)
+        self.batch_shape = (self.batch,)
+        self.space = DeviceSpace(torch.device(inputs.device))
+        self.temperature = self._graph = None
+        return self
+
+    def run(self, options: Options, warm: Any = None, refuse: Any = None) -> Any:
+        """Solves; `values`, `factor_values`, `supports` and `pull_back` then work.
+
+        refuse: called if a score is NaN or +inf.
+        """
         self.options = options
         eta_u = self.inputs.eta_u
         start = None if warm is None else torch.as_tensor(warm).to(eta_u.device, eta_u.dtype)
-        self.raw = self.engine.solve_there(self.inputs, options, start, self._refuse)
+        self.raw = self.engine.solve_there(self.inputs, options, start, refuse or self._refuse)
         self._graph = None
         return self.raw
 
@@ -128,7 +141,9 @@ class DeviceTask(Task):
     @cached_property
     def host(self) -> Task:
         """The same on the host, for what has no kernel: structures and their probabilities."""
-        return Task.answered(self.form, self.host_inputs, self.options, self.raw.to_raw())
+        batch = None if self.batch_shape == self.layout.batch_shape else self.batch
+        raw = self.raw.to_raw()
+        return Task.answered(self.form, self.host_inputs, self.options, raw, batch)
 
     @cached_property
     def supports(self) -> Any:
@@ -139,7 +154,45 @@ class DeviceTask(Task):
         """The structures of a structured factor, and their probabilities, `(*batch, K)`."""
         return self.host.found(factor)
 
+    def multipliers(self) -> Tensor:
+        """`(B, multipliers)`; 0 where they prove that nothing is feasible."""
+        infeasible = self.raw.there("status") == Status.INFEASIBLE.code
+        tau: Tensor = self.raw.there("tau")
+        return tau.masked_fill(infeasible[:, None], 0)
+
+    def report(self, rows: int) -> Tensor:
+        """How each instance ended, `(rows, B)`: see `RawSolution.report`. Further ones are NaN."""
+        names = ("primal_residual", "dual_residual", "iterations", "status", "oracle_calls")
+        found = [self.raw.there(name).double() for name in names]
+        return torch.stack([*found, *[torch.full_like(found[0], torch.nan)] * (rows - 5)])
+
     # ---- the way back ----------------------------------------------------------------------------
+
+    @cached_property
+    def place(self) -> Tensor:
+        """`(B,)`: every instance once."""
+        return torch.arange(self.batch, device=self.inputs.eta_u.device)
+
+    @property
+    def applies_there(self) -> bool:
+        """Whether `applied_there` works: the CPU has solved no instance."""
+        return bool(self.raw.finished_there)
+
+    def applied_there(self, place: Tensor, moved_u: Tensor, moved_v: Tensor) -> tuple[Tensor, ...]:
+        """The Jacobian, applied to vectors `(N, ...)` on the device, each of an instance."""
+        real = self.inputs.eta_u.dtype
+        given = moved_u.detach().to(real), moved_v.detach().to(real)
+        own = self.place
+        if place.shape == own.shape and place.data_ptr() == own.data_ptr():
+            *found, residual = self.raw.vjp(*given)
+        else:
+            parts = [
+                self.raw.vjp_at(*rows)
+                for rows in zip(*[torch.split(t, _AT_ONCE) for t in (place, *given)], strict=True)
+            ]
+            *found, residual = [torch.cat(column) for column in zip(*parts, strict=True)]
+        _report_backward(residual, self.options, self.raw.machine.dtype(self.raw.mu))
+        return tuple([f.to(moved_u.dtype) for f in found])
 
     def pull_back(
         self, grads: list[Any], factor_grads: list[Any], objective: Any = None
@@ -153,9 +206,7 @@ class DeviceTask(Task):
         if any([g is not None for g in factor_grads]):
             grad_mu_v = self.layout.flat_factor_grads(self.space, factor_grads, real)
         grad_u, grad_v, residual = found.vjp(grad_mu, grad_mu_v)
-        if self.options.on_failure == "raise":  # worth waiting for
-            host = residual.cpu().numpy()
-            report_backward(host, host.max(initial=0), found.machine.dtype(found.mu), "raise")
+        _report_backward(residual, self.options, found.machine.dtype(found.mu))
         if objective is not None:
             weight = objective.reshape(self.batch, 1)
             grad_u = grad_u + torch.nan_to_num(found.mu) * weight
@@ -171,13 +222,57 @@ class DeviceTask(Task):
     def to_scores(self, grad_u: Any, grad_v: Any) -> Gradients:
         """Gradients of the flat scores as those of the scores that were given."""
         of_temperature = None
-        if self.spread is not None:
+        if self.temperature is not None:
             inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
-            per_instance = (-inner / self.spread[:, 0]).reshape(self.batch_shape)
+            per_instance = (-inner / self.temperature[:, 0]).reshape(self.batch_shape)
             of_temperature = per_instance.sum_to_size(self.temperature_shape)
-            grad_u, grad_v = grad_u / self.spread, grad_v / self.spread
+            grad_u, grad_v = grad_u / self.temperature, grad_v / self.temperature
         totals = self.layout.by_given(self.space, grad_v) if self.layout.parts else []
         return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
+
+
+# ---- For the operators ---------------------------------------------------------------------------
+
+
+def solve_flat(
+    engine: Any, inputs: Inputs, options: Options, warm: Any, refuse: Any
+) -> tuple[Tensor, ...]:
+    """What the operator `factormax::solve` answers, on the device of the scores.
+
+    refuse: called with the inputs on the host if a score is NaN or +inf.
+    """
+    task = DeviceTask.of_inputs(engine, None, inputs)
+    raw = task.run(options, warm, lambda: refuse(task.host_inputs))
+    if not raw.all_converged:
+        report_failures(raw, options.on_failure)
+    tau = task.multipliers()
+    if inputs.model.num_structured:  # they are found again, whatever the sides are
+        sides = tau.new_zeros((task.batch, raw.mu.shape[1] + tau.shape[1] + 1), dtype=torch.int8)
+    else:
+        status = raw.there("status")[:, None].to(torch.int8)
+        sides = torch.cat([*raw.sides_there(), status], 1)
+    return raw.mu, raw.mu_v, raw.objective, tau, sides, task.report(5)
+
+
+def vjp_flat(
+    engine: Any, inputs: Inputs, options: Options, sides: Tensor, tau: Any, *grads: Any
+) -> tuple[Tensor, Tensor]:
+    """The gradients of scores, from those of the marginals; tau: if there are structures."""
+    launcher = engine.launcher(inputs.device)
+    if tau is not None:
+        found = engine.solve_there(inputs, options, tau)
+    else:
+        found = launcher.solved(inputs, sides)
+    own = [None if g is None else launcher.machine.plain(g) for g in grads]
+    grad_u, grad_v, residual = found.vjp(*own)
+    _report_backward(residual, options, launcher.machine.dtype(grad_u))
+    return grad_u, grad_v
+
+
+def _report_backward(residual: Tensor, options: Options, dtype: Any) -> None:
+    if options.on_failure == "raise":  # worth waiting for
+        host = residual.cpu().numpy()
+        report_backward(host, host.max(initial=0), dtype, "raise")
 
 
 @lru_cache(maxsize=16)

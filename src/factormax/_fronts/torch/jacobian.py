@@ -33,6 +33,8 @@ class Applied(torch.autograd.Function):
     @staticmethod
     def forward(plan: Any, which: str, place: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         """The product, `(N, ...)` for each result."""
+        if which == "jacobian" and plan.task.applies_there:
+            return plan.task.applied_there(place, *vectors)  # type: ignore[no-any-return]
         host = plan.task.host
         dtype = host.raw.mu.dtype
         numbers = [v.detach().cpu().numpy().astype(dtype, copy=False) for v in vectors]

@@ -1,9 +1,11 @@
 """The torch operators: what `torch.compile` puts into a graph in place of a solve.
 
-They work on flat CPU tensors in float32 or float64. `factormax::solve` and `factormax::solve_vjp`
-do the work, and know nothing of autograd; `factormax::solve_tracked`, which is what Dynamo sees,
-makes a solve that can be differentiated of them, and leaves no trace in the graphs that are run.
-What is not a tensor travels as a text and whole numbers: see `factormax._fronts.torch.written`.
+They work on flat tensors in float32 or float64, on the CPU or on a device; if the device has no
+engine for the graph, the numbers are copied to the CPU and back. `factormax::solve` and
+`factormax::solve_vjp` do the work, and know nothing of autograd; `factormax::solve_tracked`, which
+is what Dynamo sees, makes a solve that can be differentiated of them, and leaves no trace in the
+graphs that are run. What is not a tensor travels as a text and whole numbers: see
+`factormax._fronts.torch.written`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from factormax import _engines
 from factormax._fronts.torch.arrays import as_numpy
-from factormax._fronts.torch.transformed import flat_numbers, set_answer
+from factormax._fronts.torch.transformed import first_tensor, flat_numbers, set_answer
 from factormax._fronts.torch.written import (
     Read,
     is_structured,
@@ -52,14 +54,17 @@ _SOLVE = (
     f"(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
     f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)"
 )
+_TAGS: Any = [torch.Tag.pt2_compliant_tag]
+if hasattr(torch.Tag, "cudagraph_unsafe"):  # it may wait for the device, or go by way of the CPU
+    _TAGS.append(torch.Tag.cudagraph_unsafe)
 # `torch.library.custom_op` would write the same, and takes several times as long at every call.
-_LIBRARY.define(f"solve{_SOLVE}", tags=torch.Tag.pt2_compliant_tag)
-_LIBRARY.define(f"solve_tracked{_SOLVE}", tags=torch.Tag.pt2_compliant_tag)
+_LIBRARY.define(f"solve{_SOLVE}", tags=_TAGS)
+_LIBRARY.define(f"solve_tracked{_SOLVE}", tags=_TAGS)
 _LIBRARY.define(
     f"solve_vjp(Tensor? grad_mu, Tensor? grad_mu_v, Tensor? grad_objective, Tensor eta_u, "
     f"Tensor eta_v, Tensor? mask, Tensor sides, Tensor? tau, Tensor? mu, Tensor? mu_v, {_GRAPH}) "
     f"-> (Tensor grad_u, Tensor grad_v)",
-    tags=torch.Tag.pt2_compliant_tag,
+    tags=_TAGS,
 )
 
 
@@ -73,33 +78,55 @@ def _inputs_of(
     numbers: Sequence[float],
     sizes: Sequence[int],
     text: str,
-) -> tuple[Read, Inputs]:
+) -> tuple[Read, Inputs, Any]:
+    """What is asked, its numbers, and the engine of their device; None: they are on the host."""
     asked = read_again(text, sizes, [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params]
+    own = asked.params(numbers, arrays, check)
+    device = str(eta_u.device)
+    engine = _engines.engine_there(asked.model, asked.options, device)
+    if engine is not None:
+        there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
+        return asked, Inputs(*there), engine
     inputs = Inputs(
         asked.model,
         np.ascontiguousarray(as_numpy(eta_u)),
         np.ascontiguousarray(as_numpy(eta_v)),
-        asked.params(numbers, arrays, check),
+        own,
         None if mask is None else as_numpy(mask),
     )
-    return asked, inputs
+    return asked, inputs, None
 
 
 def _solve(
     eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
     """LP-SparseMAP of a batch: scores `(B, n)`, those of factors `(1 | B, P)`, to marginals."""
-    asked, inputs = _inputs_of(True, eta_u, eta_v, mask, *graph)
+    asked, inputs, engine = _inputs_of(True, eta_u, eta_v, mask, *graph)
+    if engine is not None:
+        from factormax._fronts.torch.device import solve_flat
+
+        return solve_flat(engine, inputs, asked.options, warm, partial(_check, asked))
     if inputs.core.needs_a_look:
-        check_scores(inputs.eta_u, inputs.mask, asked.tensors, ())
-        check_scores(inputs.eta_v, None, asked.scores, (), asked.allow_minus_inf)
+        _check(asked, inputs)
     raw = _engines.solve(inputs, asked.options, None if warm is None else as_numpy(warm))
     if not raw.all_converged:
         report_failures(raw, asked.options.on_failure)
     objective = raw.objective.astype(inputs.eta_u.dtype, copy=False)
     found = (raw.mu, raw.mu_v, objective, raw.tau, raw.sides(), raw.report())
-    return tuple(map(torch.from_numpy, found))
+    return _tensors(eta_u, *found)
+
+
+def _check(asked: Read, inputs: Inputs) -> None:
+    """Raises for scores that are NaN or +inf, or -inf where that makes no sense."""
+    check_scores(inputs.eta_u, inputs.mask, asked.tensors, ())
+    check_scores(inputs.eta_v, None, asked.scores, (), asked.allow_minus_inf)
+
+
+def _tensors(like: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
+    """Arrays of NumPy on the device of a tensor."""
+    found = tuple(map(torch.from_numpy, arrays))
+    return found if like.is_cpu else tuple([t.to(like.device) for t in found])
 
 
 def _solve_fake(
@@ -135,7 +162,16 @@ def _vjp(
 
     tau: if there are structured factors; mu, mu_v: if there is a gradient of the objective.
     """
-    asked, inputs = _inputs_of(False, eta_u, eta_v, mask, *graph)
+    asked, inputs, engine = _inputs_of(False, eta_u, eta_v, mask, *graph)
+    if engine is not None:
+        from factormax._fronts.torch.device import vjp_flat
+
+        there_u, there_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
+        if grad_objective is not None and mu is not None and mu_v is not None:
+            weight = grad_objective[:, None]
+            there_u = there_u + torch.nan_to_num(mu) * weight
+            there_v = there_v + torch.nan_to_num(mu_v) * weight
+        return there_u, _summed(there_v, len(eta_v))
     if tau is not None:
         # The structures are of no fixed number, so the operator can't return them: find them again.
         raw = _engines.solve(inputs, asked.options, as_numpy(tau))
@@ -153,9 +189,13 @@ def _vjp(
     report_backward(residual, worst, grad_u.dtype, asked.options.on_failure)
     if grad_objective is not None:
         grad_u, grad_v = with_objective(raw, grad_u, grad_v, as_numpy(grad_objective))
-    if len(inputs.eta_v) == 1 < len(grad_v):
-        grad_v = grad_v.sum(axis=0, keepdims=True)
-    return torch.from_numpy(grad_u), torch.from_numpy(grad_v)
+    there_u, there_v = _tensors(eta_u, grad_u, _summed(grad_v, len(eta_v)))
+    return there_u, there_v
+
+
+def _summed(grad_v: Any, rows: int) -> Any:
+    """Over the instances, if they share the scores."""
+    return grad_v.sum(0)[None] if rows == 1 < len(grad_v) else grad_v
 
 
 def _vjp_fake(
@@ -222,9 +262,10 @@ class _Hidden:
         return self.hidden(*args)
 
 
-_LIBRARY.impl("solve", _Hidden(_solve), "CPU")
-_LIBRARY.impl("solve_tracked", _Hidden(_solve), "CPU")
-_LIBRARY.impl("solve_vjp", _Hidden(_vjp), "CPU")
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("solve", _Hidden(_solve), _key)
+    _LIBRARY.impl("solve_tracked", _Hidden(_solve), _key)
+    _LIBRARY.impl("solve_vjp", _Hidden(_vjp), _key)
 for _name, _fake in (
     ("solve", _solve_fake),
     ("solve_tracked", _solve_fake),
@@ -304,7 +345,15 @@ def solve_traced(
     )
     structures: list[Any] = [(f, None) for f in graph._structured]
     graph._traced = (options, warm_start, temperature)
-    return set_answer(graph, layout, mu, mu_v, objective, tau, report, options, structures)
+    numbers = (mu, mu_v, objective, tau, report)
+    return set_answer(graph, layout, *numbers, options, structures, _engine_of(mu.device))
+
+
+def _engine_of(device: torch.device) -> str:
+    """What `solution.engine` says: while tracing, nobody knows whether a device has an engine."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device.type}, or cpu (a compiled solve does not tell which)"
 
 
 def _op_args(
@@ -315,13 +364,16 @@ def _op_args(
     temperature: Any,
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
-    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature)
+    place = first_tensor(graph).device
+    if place.type not in ("cpu", "cuda"):  # the operators have nothing else
+        place = torch.device("cpu")
+    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, place)
     out = written(graph, options)
     warm = None
     if warm_start is not None:
         dual = num_dual(read(out.text, out.sizes, out.literals).factors)
         tau = graph._check_multipliers(warm_start, layout.batch, dual)
-        warm = torch.as_tensor(tau).detach().to("cpu", eta_u.dtype)
+        warm = torch.as_tensor(tau).detach().to(eta_u.device, eta_u.dtype)
     return (
         eta_u,
         eta_v,

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factormax._engines import engine_of
-from factormax._fronts.torch.arrays import TorchSpace, as_numpy, compute_dtype, match, to_cpu
+from factormax import _engines
+from factormax._fronts.torch.arrays import as_numpy, compute_dtype, match, put, space_of
 from factormax._fronts.torch.jacobian import Applied, by_instance, merged, require_linear
 from factormax._fronts.torch.optimum import Optimum
 from factormax._inputs import Inputs
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = [
+    "as_tensor",
     "cooled",
     "first_tensor",
     "flat_numbers",
@@ -112,9 +113,9 @@ class FlatProbs(torch.autograd.Function):
     @staticmethod
     def forward(plan: FlatPlan, place: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
         """Those of each structured factor, `(N, ..., K)`."""
-        task, rows = plan.task, place.numpy()
+        task, rows = plan.task, place.cpu().numpy()
         found = [task.found(i)[1][rows] for i in range(len(task.form.places))]
-        return tuple(map(torch.from_numpy, found))
+        return tuple([torch.from_numpy(f).to(place.device) for f in found])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -148,29 +149,40 @@ class FlatPlan:
     """What a transformed solve is told besides its numbers; autograd keeps it with the values."""
 
     task: Task  # the solve, once there is one: of the instances of all samples
+    stays = True  # on the device of the scores, if it has an engine
 
     def __init__(self, graph: FactorGraph, options: Options) -> None:
         self.graph: FactorGraph | None = graph  # until it is solved
         self.form, self.options = graph._form(), options
         self.grad_enabled = torch.is_grad_enabled()
+        self.engine: Any = None
+        self.device = first_tensor(graph).device
+        if self.stays:
+            asked = str(self.device), bool(graph._own_oracles())
+            self.engine = _engines.engine_there(self.form.model, options, *asked)
+        if self.engine is None:
+            self.device = torch.device("cpu")
 
     def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *more: Any) -> Any:
         """Solves, of real numbers by now."""
         graph, self.graph = self.graph, None
         assert graph is not None
         count = len(graph._params())
-        inputs = Inputs(
-            self.form.model,
-            as_numpy(eta_u).copy(),  # the caller may write into them
-            _shared(eta_v).copy(),
-            [p if isinstance(p, float) else _shared(p) for p in more[:count]],
-            None if mask is None else _shared(mask),
-            graph._own_oracles(),
-        )
-        start = iter(inputs.params)
+        params = [p if isinstance(p, float) else as_numpy(_shared(p)) for p in more[:count]]
+        start = iter(params)
         for f in graph._factors:
             own = tuple([next(start) for _ in f._params])
             f._check_params(own, f._size, f.kind)
+        if self.engine is not None:
+            return self._run_there(graph, params, eta_u, eta_v, mask, warm)
+        inputs = Inputs(
+            self.form.model,
+            as_numpy(eta_u).copy(),  # the caller may write into them
+            as_numpy(_shared(eta_v)).copy(),
+            params,
+            None if mask is None else as_numpy(_shared(mask)),
+            graph._own_oracles(),
+        )
         if inputs.core.needs_a_look:
             check_flat(graph, inputs)
         with torch.set_grad_enabled(self.grad_enabled):
@@ -180,6 +192,22 @@ class FlatPlan:
         report = np.concatenate([raw.report(), [raw.upper_bound, raw.integral]]).T
         found += (raw.tau, np.ascontiguousarray(report))
         return *map(torch.from_numpy, found), torch.arange(len(eta_u))
+
+    def _run_there(
+        self, graph: FactorGraph, params: Any, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any
+    ) -> Any:
+        """The same on the device of the scores."""
+        from factormax._fronts.torch.device import DeviceTask
+
+        shared = None if mask is None else _shared(mask)
+        scores = eta_u.clone(), _shared(eta_v).clone()  # the caller may write into them
+        given: Any = (self.form.model, *scores, params, shared, (), None, str(self.device))
+        inputs = Inputs(*given)
+        self.task = task = DeviceTask.of_inputs(self.engine, self.form, inputs)
+        raw = task.run(self.options, warm, lambda: check_flat(graph, task.host_inputs))
+        report_failures(raw, self.options.on_failure)
+        found = raw.mu, raw.mu_v, raw.objective, task.multipliers(), task.report(7).T
+        return *found, task.place
 
     def answer(self, inputs: Inputs, warm: Any) -> tuple[Any, ...]:
         """What is differentiable of it, and the objective; the task is then there."""
@@ -195,13 +223,15 @@ class FlatPlan:
 
 
 class FlatLossPlan(FlatPlan):
-    """The same for a loss, whose gradient is what is differentiable.
+    """The same for a loss, whose gradient is what is differentiable. It is solved on the CPU.
 
     Args:
         graph, options: as above.
         kind: of the loss.
         given: `(n,)`, the variables that have a target.
     """
+
+    stays = False
 
     def __init__(self, graph: FactorGraph, options: Options, kind: str, given: Any) -> None:
         super().__init__(graph, options)
@@ -230,10 +260,9 @@ def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
     check_scores(inputs.eta_v, None, graph._score_layout(), (), allowed)
 
 
-def _shared(tensor: Tensor) -> Any:
-    """The numbers, `(1, ...)` if all instances share them."""
-    one = tensor.stride(0) == 0 and len(tensor) > 1
-    return as_numpy(tensor[:1] if one else tensor)
+def _shared(tensor: Tensor) -> Tensor:
+    """The same, `(1, ...)` if all instances share it."""
+    return tensor[:1] if tensor.stride(0) == 0 and len(tensor) > 1 else tensor
 
 
 # ---- The front -----------------------------------------------------------------------------------
@@ -255,7 +284,8 @@ def solve_transformed(
     apply: Any = Optimum.apply
     objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
     answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
-    return set_answer(graph, layout, mu, mu_v, objective, tau, report.T, options, answers)
+    numbers = (mu, mu_v, objective, tau, report.T)
+    return set_answer(graph, layout, *numbers, options, answers, plan.task.raw.engine)
 
 
 def _applied_to(
@@ -263,15 +293,15 @@ def _applied_to(
 ) -> tuple[Tensor, Tensor, Any]:
     """The flat scores of a graph, and what `FlatSolve` makes of them."""
     layout = plan.form.layout
-    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature)
+    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, plan.device)
     rows = layout.batch
     eta_v = eta_v.expand(rows, eta_v.shape[1])
     if mask is not None:
         mask = mask.expand(rows, mask.shape[1])
     if warm is not None:
-        warm = warm.to("cpu", eta_u.dtype)
+        warm = warm.to(plan.device, eta_u.dtype)
     params = [
-        p if isinstance(p, float) else _as_tensor(p).expand(rows, p.shape[1])
+        p if isinstance(p, float) else as_tensor(p).expand(rows, p.shape[1])
         for p in graph._params()
     ]
     apply: Any = FlatSolve.apply
@@ -307,7 +337,8 @@ def loss_transformed(
     value = apply(losses, None, eta_u, eta_v, grad_u, grad_v)
     answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
     layout = plan.form.layout
-    solution = set_answer(graph, layout, mu, mu_v, value, tau, report.T, options, answers)
+    numbers = (mu, mu_v, value, tau, report.T)
+    solution = set_answer(graph, layout, *numbers, options, answers, plan.task.raw.engine)
     return solution.objective  # type: ignore[return-value]
 
 
@@ -336,25 +367,29 @@ def _flat_target(graph: FactorGraph, what: str, targets: Any) -> tuple[Any, Tens
     return given > 0, torch.cat(columns, 1)[:, torch.from_numpy(order)]
 
 
-def _as_tensor(param: Any) -> Tensor:
+def as_tensor(param: Any) -> Tensor:
     """A copy, if it is an array: NumPy may not let it be written to, of which torch would warn."""
     return param if isinstance(param, Tensor) else torch.tensor(param)
 
 
-def flat_numbers(graph: FactorGraph, layout: Layout, temperature: Any) -> tuple[Any, Any, Any]:
-    """The scores of a graph on the CPU, `(B, n)` and `(1 | B, P)`, and its mask, if it has one."""
-    parts = graph._score_parts()
+def flat_numbers(
+    graph: FactorGraph, layout: Layout, temperature: Any, place: torch.device
+) -> tuple[Any, Any, Any]:
+    """The scores of a graph on a device, `(B, n)` and `(1 | B, P)`, and its mask, if it has one."""
+    parts, space = graph._score_parts(), space_of(place)
     dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
-    scores = [None if t.scores is None else to_cpu(t.scores, dtype) for t in graph._tensors]
-    own = [to_cpu(torch.as_tensor(p.given), dtype) for p in parts]
+    scores = [None if t.scores is None else put(t.scores, place, dtype) for t in graph._tensors]
+    own = [put(torch.as_tensor(p.given), place, dtype) for p in parts]
     mask = None
     if graph._masked:
-        masks = [None if t.mask is None else torch.as_tensor(t.mask).cpu() for t in graph._tensors]
-        mask = layout.flat_mask(TorchSpace, masks)
-    eta_u = layout.flat_scores(TorchSpace, scores, dtype)
-    eta_v = layout.flat_factor_scores(TorchSpace, own, dtype)
+        masks = [
+            None if t.mask is None else torch.as_tensor(t.mask).to(place) for t in graph._tensors
+        ]
+        mask = layout.flat_mask(space, masks)
+    eta_u = layout.flat_scores(space, scores, dtype)
+    eta_v = layout.flat_factor_scores(space, own, dtype)
     if temperature is not None:
-        heat = to_cpu(torch.as_tensor(temperature), dtype)
+        heat = put(torch.as_tensor(temperature), place, dtype)
         divisor = heat.expand(layout.batch_shape).reshape((-1, 1))
         eta_u, eta_v = cooled(eta_u, divisor), cooled(eta_v, divisor)
     return eta_u, eta_v, mask
@@ -381,16 +416,17 @@ def set_answer(
     report: Tensor,
     options: Options,
     structures: list[Any],
+    engine: str,
 ) -> Solution:
     """Keeps the values of variables and factors, from flat ones, and returns the solution."""
-    first = first_tensor(graph)
+    first, space = first_tensor(graph), space_of(mu_v.device)
     values = [
         match(value, first if t.scores is None else t.scores)
         for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
     ]
     factor_values = [
         (part, match(own, part.given if isinstance(part.given, Tensor) else first))
-        for own, part in zip(layout.by_part(TorchSpace, mu_v), graph._score_parts(), strict=True)
+        for own, part in zip(layout.by_part(space, mu_v), graph._score_parts(), strict=True)
     ]
     graph._set_answer(values, factor_values, structures)
     details = Details(
@@ -400,7 +436,7 @@ def set_answer(
         primal_residual=report[0].detach(),
         dual_residual=report[1].detach(),
         tau=tau.detach(),
-        engine=engine_of(str(first.device)),
+        engine=engine,
         upper_bound=report[5].detach() if len(report) > 5 else None,
         integral=report[6] > 0 if len(report) > 6 else None,
     )
@@ -444,7 +480,8 @@ class FlatAnswer:
         plan = self.listing.plan
         form = plan.form
         shape = (*form.groups[self.number], *rest)
-        rows = torch.as_tensor(array.reshape(plan.task.batch, *shape))[self.listing.place]
+        own = torch.as_tensor(array.reshape(plan.task.batch, *shape), device=plan.device)
+        rows = own[self.listing.place]
         return match(rows, self.like).reshape((*form.layout.batch_shape, *shape))
 
     @property
