@@ -422,18 +422,70 @@ def test_other_queries_say_where_they_ran(query: str) -> None:
     assert solution.engine.startswith("cpu (") and "no kernel" in solution.engine
 
 
-def test_a_loss_is_solved_there(device: str) -> None:
-    scores, _ = numbers()
-    there = scores.to(device).requires_grad_()
+def lossy(scores: Any, pair: Any, target: Any, mask: Any = None, **options: Any) -> tuple[Any, Any]:
+    """A loss of rows and pairs, with negations and a factor that a mask may take out."""
     fg = fm.FactorGraph(batch_dims=1)
-    u = fg.variable_from(there)
-    fg.add(fm.Xor(u, axis=1))
-    target = torch.zeros_like(there)
-    target[:, :, 0] = 1
-    values = fg.loss({u: target})
-    assert values.device == there.device
-    values.sum().backward()
-    torch.testing.assert_close(there.grad, u.value - target, rtol=0, atol=1e-6)
+    u = fg.variable_from(scores, mask=mask)
+    fg.add(fm.Or([u[0, 0], ~u[1, 1]]))
+    fg.add(fm.AtMostOne(u, axis=0))
+    fg.add(fm.Knapsack(u[:, :2], torch.full((3, 2), 0.125), 0.25))
+    fg.add(fm.AtLeast(u[2], 1))
+    fg.add(fm.Pair(u[0], ~u[1], pair))
+    return fg.loss({u: target}, tol=1e-10, **options), u
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_a_loss_is_worked_out_there(device: str, masked: bool, temperature: Any) -> None:
+    given = numbers()
+    given[0][0, 0, 4] = -torch.inf
+    target = torch.zeros(3, 3, 5, dtype=torch.float64)
+    target[:, 0, 0] = target[:, 2, 1] = target[:, 1, 3] = 1
+    mask = torch.ones(3, 3, 5, dtype=torch.bool)
+    if masked:
+        mask[1, 2] = False
+    found = []
+    for where in ("host", device):
+        with on_the_host() if where == "host" else nullcontext():
+            place = "cpu" if where == "host" else device
+            scores, pair = on(place, *given)
+            own = mask.to(place) if masked else None
+            values, u = lossy(scores, pair, target.to(place), own, temperature=temperature)
+            assert values.device == scores.device
+            (values * torch.tensor([1.0, 2.0, -1.0], device=place)).sum().backward()
+        found.append([t.detach().cpu() for t in (values, u.value, scores.grad, pair.grad)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(2.0, "made of 0 and 1"), (1.0, r"instance \(1,\) breaks AtMostOne")]
+)
+def test_what_is_no_target_is_named(device: str, value: float, message: str) -> None:
+    scores, pair = (x.to(device) for x in numbers())
+    target = torch.zeros(3, 3, 5, dtype=torch.float64, device=device)
+    target[:, 0, 0] = target[:, 2, 1] = 1
+    target[1, 1, 1] = value
+    with pytest.raises(fm.GraphError, match=message):
+        lossy(scores, pair, target)
+    values, _ = lossy(scores, pair, target, on_failure="ignore")  # where nobody waits
+    assert values.isnan().tolist() == [False, True, False]
+
+
+def test_what_is_infeasible_sends_no_gradient_back(device: str) -> None:
+    scores = numbers()[0].to(device).requires_grad_()
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(scores)
+    fg.add(fm.AtLeast(u[0], 1))
+    fg.add(fm.Budget(u, torch.tensor([1, 0, 2])))
+    target = torch.zeros_like(scores)
+    target[:, 0, 0] = 1
+    with pytest.raises(fm.GraphError, match="breaks Budget"):
+        fg.loss({u: target}, on_failure="raise")
+    values = fg.loss({u: target}, on_failure="ignore")
+    assert values.isfinite().tolist() == [True, False, True]
+    values[0].backward()
+    assert scores.grad.isfinite().all() and (scores.grad[1] == 0).all()
 
 
 @pytest.mark.gpu

@@ -31,7 +31,15 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["KINDS", "Target", "by_variable", "check_target", "evaluate", "flat_target"]
+__all__ = [
+    "KINDS",
+    "Target",
+    "by_variable",
+    "check_features",
+    "check_target",
+    "evaluate",
+    "flat_target",
+]
 
 KINDS = ("sparsemap", "perceptron", "hinge")
 
@@ -75,7 +83,7 @@ def evaluate(
         constant = (cost * y).sum(axis=1)
     raw = ask(asked, options)
     if target.known is None or not len(y):
-        n_y = _features(inputs, target, y)
+        n_y = check_features(inputs, target, y)
         score = np.where(y > 0, inputs.eta_u, 0).sum(axis=1, dtype=np.float64)
         score = score + score_features(inputs, n_y)
         if not options.linear:
@@ -92,7 +100,7 @@ def evaluate(
     return values, grad_u, grad_v
 
 
-def _features(inputs: Inputs, target: Target, y: FloatArray) -> FloatArray:
+def check_features(inputs: Inputs, target: Target, y: FloatArray) -> FloatArray:
     """What the factors' scores are multiplied by at the target, which must satisfy all factors."""
     checked = check_assignment(inputs, y.astype(np.float64))
     if not checked.feasible.all():
@@ -154,6 +162,8 @@ def check_target(
         twice = scalar_name(graph, int(np.argmax(counts)))
         raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
     given = counts > 0
+    if given.all():  # no need to look at masks, which may be on a device
+        return given
     needed = np.ones(graph._num_variables, dtype=bool)
     for t in graph._tensors:
         if t.mask is not None:

@@ -51,6 +51,11 @@ class _Stage:
             param = numbers.hub_param
             self.numbers["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
 
+    @property
+    def rows(self) -> tuple[Any, Any]:
+        """The coefficients and bounds, `(1 | B, entries)` and `(1 | B, rows)`, on the device."""
+        return self._kept["coef"], self._kept["rhs"]
+
     def numbers_at(self, index: Any) -> tuple[dict[str, Any], list[Any]]:
         """The same for these instances, and what has to be kept until it is launched."""
         own = {name: a[index] for name, a in self._kept.items() if a.ndim > 1 and len(a) > 1}

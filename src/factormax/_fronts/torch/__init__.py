@@ -22,6 +22,7 @@ from factormax import _engines
 from factormax._core import OracleKind
 from factormax._fronts.torch.arrays import (
     Kind,
+    compute_dtype,
     device_numbers,
     kind_of,
     numbers_of,
@@ -31,20 +32,31 @@ from factormax._fronts.torch.arrays import (
 from factormax._fronts.torch.jacobian import Applied
 from factormax._fronts.torch.optimum import Optimum
 from factormax._fronts.torch.traced import solve_traced
-from factormax._fronts.torch.transformed import as_tensor, is_transformed, solve_transformed
+from factormax._fronts.torch.transformed import (
+    as_tensor,
+    first_tensor,
+    is_transformed,
+    solve_transformed,
+)
+from factormax._fronts.torch.transformed import flat_target as flat_on_device
+from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_failures
 from factormax._task import Gradients, Task
 from factormax.arrays import is_tracing, may_be_traced, to_numpy
 from factormax.conflict import conflicts_of
-from factormax.queries.loss import Target, evaluate
+from factormax.queries.loss import Target, check_features, check_target, evaluate
+from factormax.queries.loss import flat_target as target_on_host
 from factormax.solution import Solution
 from factormax.structures import Support
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["find_optimum", "list_structures", "loss", "solve", "solve_eager"]
+__all__ = ["find_optimum", "flat_target", "list_structures", "loss", "solve", "solve_eager"]
+
+#: The engine does not depend on the tolerance and the like.
+_PLAIN = Options()
 
 
 # ---- Eager ---------------------------------------------------------------------------------------
@@ -120,22 +132,34 @@ class EagerLoss(torch.autograd.Function):
     """A loss in eager mode: its gradient is known when its value is."""
 
     @staticmethod
-    def forward(ctx: Any, plan: EagerPlan, target: Target, *scores: Tensor) -> Any:
+    def forward(ctx: Any, plan: EagerPlan, target: Any, *scores: Tensor) -> Any:
         """The loss of each instance; the solve is then the plan's."""
-        plan.task = task = plan.start(scores)
-        with plan.grad_mode():
-            values, grad_u, grad_v = evaluate(task.inputs, target, plan.options, task.ask)
-        task.forget_oracles()
-        ctx.plan, ctx.grads, ctx.scores = plan, (grad_u, grad_v), scores
+        there = not isinstance(target, Target)
+        task: Any = plan.start(scores, stays=there)
+        plan.task = task
+        found: tuple[Any, ...]
+        if there:
+            from factormax._fronts.torch.device_loss import evaluate_there
+
+            found = evaluate_there(task, target, plan.options)
+        else:
+            with plan.grad_mode():
+                found = evaluate(task.inputs, target, plan.options, task.ask)
+            task.forget_oracles()
+        values, *grads = found
+        ctx.plan, ctx.grads, ctx.scores = plan, grads, scores
         return plan.pattern.outputs[0].tensor(values.reshape(task.batch_shape))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.plan.task
-        weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
-        dtype = task.raw.mu.dtype
-        flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
+        if task.host is task:
+            weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
+            dtype = task.raw.mu.dtype
+            flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
+        else:
+            flat = [g * grads[0].reshape(-1, 1).to(g.dtype) for g in ctx.grads]
         found = _gradients(plan, task.to_scores(*flat), ctx.needs_input_grad[2:])
         if torch.is_grad_enabled():  # create_graph=True
             apply: Any = LastDerivative.apply
@@ -452,7 +476,33 @@ def find_optimum(plan: EagerPlan, inputs: Sequence[Tensor], outputs: Sequence[Te
         return apply(found, temperature, *scores, *values)  # type: ignore[no-any-return]
 
 
-def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any = None) -> Tensor:
+def flat_target(graph: FactorGraph, targets: Any, kind: str, cost: Any, mask: Any) -> Any:
+    """The arguments of a loss, laid out on the device of the scores if it is worked out there."""
+    first = first_tensor(graph)
+    model = graph._form().model
+    if (
+        kind != "sparsemap"
+        or mask is not None
+        or model.num_structured
+        or kind_of(first).is_cpu
+        or _engines.engine_there(model, _PLAIN, str(first.device)) is None
+    ):
+        return target_on_host(graph, targets, kind, cost, mask)
+    from factormax._fronts.torch.device_loss import DeviceTarget
+
+    check_target(graph, targets, kind, cost)
+    dtype = compute_dtype(t.scores for t in graph._tensors)
+    values = flat_on_device(graph, "the target", targets, first.device, dtype)[1]
+
+    def refuse(inputs: Inputs) -> None:
+        """Raises if it is no target."""
+        there = target_on_host(graph, targets, kind, cost, mask)
+        check_features(inputs, there, np.where(inputs.present, there.values, 0))
+
+    return DeviceTarget(values, refuse)
+
+
+def loss(graph: FactorGraph, target: Any, options: Options, temperature: Any = None) -> Tensor:
     """The losses of a graph of torch scores; see `factormax.queries.loss`."""
     plan = EagerPlan(graph, options, None, temperature)
     apply: Any = EagerLoss.apply
@@ -460,8 +510,9 @@ def loss(graph: FactorGraph, target: Target, options: Options, temperature: Any 
     values, task = apply(plan, target, *inputs), plan.task
     detached = [s.detach() for s in inputs]
     _set_answer(graph, plan.outputs_of(task), plan, detached)
-    conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
-    report_failures(task.raw, options.on_failure, conflicts=conflicts)
+    if not task.raw.all_converged:
+        conflicts = conflicts_of(graph._factors, task.host_inputs, task.raw)
+        report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values  # type: ignore[no-any-return]
 
 

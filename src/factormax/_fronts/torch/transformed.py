@@ -42,6 +42,7 @@ __all__ = [
     "cooled",
     "first_tensor",
     "flat_numbers",
+    "flat_target",
     "is_transformed",
     "loss_transformed",
     "set_answer",
@@ -323,12 +324,12 @@ def loss_transformed(
             "loss: mask= is not supported inside the transforms of torch.func. Call loss outside "
             "of them, or give the whole target."
         )
-    given, values = _flat_target(graph, "the target", targets)
+    given, values = flat_target(graph, "the target", targets)
     more = [values]
     if kind == "hinge":
         costs = cost if isinstance(cost, Mapping) else dict.fromkeys(targets, cost)
         filled = {u: 1.0 if costs.get(u) is None else costs[u] for u in targets}
-        more.append(_flat_target(graph, "the cost", filled)[1])
+        more.append(flat_target(graph, "the cost", filled)[1])
     plan = FlatLossPlan(graph, options, kind, given)
     eta_u, eta_v, found = _applied_to(plan, graph, None, temperature, *more)
     grad_u, grad_v, losses, mu, mu_v, tau, report, place = found
@@ -342,7 +343,9 @@ def loss_transformed(
     return solution.objective  # type: ignore[return-value]
 
 
-def _flat_target(graph: FactorGraph, what: str, targets: Any) -> tuple[Any, Tensor]:
+def flat_target(
+    graph: FactorGraph, what: str, targets: Any, place: Any = "cpu", dtype: Any = torch.float64
+) -> tuple[Any, Tensor]:
     """Which variables have one, `(n,)`, and the targets as they lie in flat arrays, `(B, n)`."""
     shape = graph._known_batch_shape()
     rows = math.prod(shape)
@@ -352,7 +355,7 @@ def _flat_target(graph: FactorGraph, what: str, targets: Any) -> tuple[Any, Tens
         raise GraphError("loss: a variable has two targets. Give one for every variable.")
     columns = []
     for u, target in targets.items():
-        tensor = torch.as_tensor(target).detach().to("cpu", torch.float64)
+        tensor = torch.as_tensor(target).detach().to(place, dtype)
         try:
             full = tensor.expand((*shape, *u.shape))
         except RuntimeError:
@@ -362,9 +365,13 @@ def _flat_target(graph: FactorGraph, what: str, targets: Any) -> tuple[Any, Tens
             ) from None
         columns.append(full.reshape(rows, u.size))
     missing = np.flatnonzero(given == 0)
-    columns.append(torch.zeros((rows, len(missing)), dtype=torch.float64))
-    order = np.argsort(np.concatenate([*index, missing]))
-    return given > 0, torch.cat(columns, 1)[:, torch.from_numpy(order)]
+    if len(missing):
+        columns.append(torch.zeros((rows, len(missing)), dtype=dtype, device=place))
+    values = columns[0] if len(columns) == 1 else torch.cat(columns, 1)
+    laid_out = np.concatenate([*index, missing])
+    if (np.diff(laid_out) < 0).any():
+        values = values[:, torch.from_numpy(np.argsort(laid_out)).to(place)]
+    return given > 0, values
 
 
 def as_tensor(param: Any) -> Tensor:

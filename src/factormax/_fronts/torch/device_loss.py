@@ -1,0 +1,119 @@
+"""The loss "sparsemap" of scores on a device, worked out there.
+
+That of graphs of rows and pairs, with targets that are known as a whole; other losses, and those of
+other graphs, are worked out on the host: see `factormax.queries.loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factormax._core import Model, RowKind
+from factormax._fronts.torch.device import DeviceTask
+from factormax._inputs import Inputs
+from factormax._options import Options
+
+__all__ = ["DeviceTarget", "evaluate_there"]
+
+
+class DeviceTarget(NamedTuple):
+    """What a loss compares with."""
+
+    values: Tensor  # (B, n) of 0 and 1
+    refuse: Callable[[Inputs], None]  # raises, from the numbers on the host, if it is no target
+
+
+class _Places(NamedTuple):
+    """Where a model has its rows and pairs."""
+
+    col: Tensor  # of each entry
+    row: Tensor
+    block: Tensor
+    block_of_row: Tensor
+    equality: Tensor
+    pairs: Tensor  # (2, P)
+    negated: Tensor  # (2, P)
+
+
+@lru_cache(maxsize=64)
+def _places(model: Model, device: torch.device) -> _Places:
+    rows = np.repeat(np.arange(model.num_rows), np.diff(model.row_ptr))
+    blocks = np.repeat(np.arange(len(model.block_ptr) - 1), np.diff(model.block_ptr))
+    found = (
+        np.asarray(model.col, np.int64),
+        rows,
+        blocks[rows],
+        blocks,
+        np.asarray(model.row_kind) == int(RowKind.equality),
+        np.asarray(model.pairs, np.int64).reshape(-1, 2).T,
+        np.asarray(model.pair_negated, bool).reshape(-1, 2).T,
+    )
+    return _Places(*[torch.tensor(np.ascontiguousarray(a), device=device) for a in found])
+
+
+def evaluate_there(
+    task: DeviceTask, target: DeviceTarget, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Solves; the loss of each instance, `(B,)`, and its gradients with respect to flat scores.
+
+    If failures are ignored nobody waits: the loss of a target that breaks a factor is then NaN.
+    """
+    raw, inputs = task.run(options), task.inputs
+    eta_u, eta_v, wide = inputs.eta_u, inputs.eta_v, torch.float64
+    here = eta_u > -torch.inf
+    if inputs.mask is not None:
+        here = here & inputs.mask
+    y = torch.where(here, target.values, 0).to(eta_u.dtype)
+    places = _places(inputs.model, eta_u.device)
+    n_y = _pair_features(places, here, y)
+    wrong = _broken(task, places, here, y)
+    wrong |= ((target.values != 0) & (target.values != 1)).any(1)
+    waits = options.on_failure != "ignore" and not raw.machine.capturing
+    if waits and bool(wrong.any()):
+        target.refuse(task.host_inputs)
+        wrong = torch.zeros_like(wrong)  # by the numbers of the host it is one
+    # The solution's value less the target's, term by term: (mu - y) (eta - (mu + y) / 2).
+    grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
+    scores = torch.where(eta_u.isfinite(), eta_u, 0) - (raw.mu + y) / 2
+    values = (grad_u * scores).sum(1, dtype=wide)
+    values = values + (grad_v * torch.where(eta_v.isfinite(), eta_v, 0)).sum(1, dtype=wide)
+    solved = ~(values.isnan() | ((n_y > 0) & (eta_v == -torch.inf)).any(1))
+    values = torch.where(solved, values.clamp(min=0), torch.inf).masked_fill(wrong, torch.nan)
+    return values, *(g.masked_fill(~solved[:, None], 0) for g in (grad_u, grad_v))
+
+
+def _pair_features(places: _Places, here: Tensor, y: Tensor) -> Tensor:
+    """What the scores of the pairs are multiplied by at the target, `(B, P)`."""
+    on = y > 0
+    both = on.new_ones((len(y), places.pairs.shape[1]))
+    for var, negated in zip(places.pairs, places.negated, strict=True):
+        both &= on[:, var] ^ negated
+    first, second = places.pairs
+    return (both & (here[:, first] | here[:, second])).to(y.dtype)
+
+
+def _broken(task: DeviceTask, places: _Places, here: Tensor, y: Tensor) -> Tensor:
+    """Whether the target breaks a row, `(B,)`, but for rounding."""
+    batch, rows = len(y), len(places.equality)
+    if not rows:
+        return torch.zeros(batch, dtype=torch.bool, device=y.device)
+    coef, rhs = task.raw.run.stages[0].rows
+    terms = coef.double() * y[:, places.col].double()
+
+    def totals(terms: Tensor, at: Tensor, count: int) -> Tensor:
+        return terms.new_zeros((batch, count)).index_add_(1, at, terms)
+
+    excess = totals(terms, places.row, rows) - rhs
+    size = totals(terms.abs(), places.row, rows) + rhs.abs()
+    excess = torch.where(places.equality, excess.abs(), excess)
+    broken: Tensor = excess > (1e-6 if y.dtype == torch.float32 else 1e-9) * size
+    # A factor all of whose variables are off is absent.
+    blocks = len(task.inputs.model.block_ptr) - 1
+    there = totals(here[:, places.col].double(), places.block, blocks) > 0
+    return (broken & there[:, places.block_of_row]).any(1)
