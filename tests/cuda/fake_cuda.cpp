@@ -124,6 +124,11 @@ EXPORT int cuLaunchKernel(int64_t, unsigned grid, unsigned, unsigned, unsigned b
   std::memcpy(&fake.first_word, parameters[0], sizeof(fake.first_word));
   return fake.launch_code;
 }
+EXPORT int cuStreamSynchronize(int64_t stream) {
+  fake.stream = stream;
+  fake.context = fake_context();
+  return fake.launch_code;
+}
 
 // ---- NVRTC
 // ---------------------------------------------------------------------------------------

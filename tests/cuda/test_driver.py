@@ -318,6 +318,13 @@ class TestLaunch:
             function.launch(5, 64, 0, 0, Args())
         assert context_of(fake) == 0
 
+    def test_waiting(self, fake):
+        driver.synchronize(77, 1)
+        assert (fake.stream, fake.context, context_of(fake)) == (77, 101, 0)
+        fake.launch_code = 1
+        with pytest.raises(RuntimeError, match="a kernel failed: invalid argument"):
+            driver.synchronize(77, 1)
+
     @pytest.mark.parametrize("before", [0, 100, 101])
     def test_runs_in_the_context_of_its_device(self, fake, function, before):
         """And leaves the thread as it was: without one, on another device, or on this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class TorchMachine:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         """A tensor on the device."""
+        if 0 in shape:  # of graphs without scores of factors, at every solve
+            return _nothing(shape, _TYPES[dtype], self.device)
         return torch.empty(shape, dtype=_TYPES[dtype], device=self.device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
@@ -95,10 +98,11 @@ class TorchMachine:
     @property
     def capturing(self) -> bool:
         """Whether a CUDA graph is being recorded, on the current stream of this device."""
-        if torch.cuda.current_device() == self.number:
-            return bool(torch.cuda.is_current_stream_capturing())
+        # torch's own words for it take longer.
+        if torch._C._cuda_getDevice() == self.number:
+            return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.device(self.number):
-            return bool(torch.cuda.is_current_stream_capturing())
+            return bool(torch._C._cuda_isCurrentStreamCapturing())
 
     def flag(self) -> _Flag:
         """A number in memory of the host that the device can write to."""
@@ -106,6 +110,11 @@ class TorchMachine:
             return self._flags.popleft()
         except IndexError:
             return _Flag(self)
+
+
+@lru_cache(maxsize=64)
+def _nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class _Flag:
@@ -124,7 +133,7 @@ class _Flag:
 
     def wait(self) -> bool:
         """Waits for the current stream; whether the flag is set, which is then taken down."""
-        torch.cuda.current_stream(self._machine.device).synchronize()
+        driver.synchronize(self._machine.stream, self._machine.number)
         self.is_set = bool(self._value[0])
         self._value[0] = 0
         return self.is_set

@@ -23,14 +23,14 @@ from typing import Any
 
 from factormax._engines.cuda import compiler, cubins
 
-__all__ = ["Attributes", "Function", "attributes", "load", "unavailable"]
+__all__ = ["Attributes", "Function", "attributes", "load", "synchronize", "unavailable"]
 
 #: The library of the driver, as the loader takes it.
 LIBCUDA = "libcuda.so.1"
 
 _logger = logging.getLogger("factormax")
 
-# None for the two of every launch: converting by type takes longer than the rest. They are given
+# None for those of every solve: converting by type takes longer than the rest. They are given
 # what ctypes hands on as it is: int for an int, c_void_p for an address.
 _SIGNATURES: dict[str, list[Any] | None] = {
     "cuInit": [c_uint],
@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, list[Any] | None] = {
     "cuFuncGetAttribute": [c_void_p, c_int, c_void_p],
     "cuFuncSetAttribute": [c_void_p, c_int, c_int],
     "cuLaunchKernel": None,
+    "cuStreamSynchronize": None,
 }
 
 # Numbers of CUdevice_attribute.
@@ -125,19 +126,28 @@ def load(variant: str, names: Sequence[str], device: int) -> dict[str, Function]
     return {name: module.function(name) for name in names}
 
 
+def synchronize(stream: int, device: int) -> None:
+    """Waits until all that is queued on a stream of this device is done.
+
+    Raises:
+        RuntimeError: A kernel has failed.
+    """
+    there = _device(device)
+    code = there.within(there.cuda.library.cuStreamSynchronize, c_void_p(stream))
+    if code:
+        raise RuntimeError(f"a kernel failed: {there.cuda.words(code)}")
+
+
 class Function:
     """A kernel of one argument, a struct, on one device. Made by `load`."""
 
-    __slots__ = ("_context", "_device", "_handle", "_launch", "_plain", "_where", "name")
+    __slots__ = ("_device", "_handle", "_launch", "_plain", "name")
 
     def __init__(self, device: _Device, handle: c_void_p, name: str) -> None:
         self.name = name
         self._device = device
         self._handle = handle
         self._plain = _PLAIN_SHARED
-        # What a launch needs, at hand.
-        self._context = device.context.value
-        self._where = device.cuda.library.cuCtxGetCurrent
         self._launch = device.cuda.library.cuLaunchKernel
 
     def launch(
@@ -160,15 +170,10 @@ class Function:
         if shared > self._plain:
             self._allow(shared)
         given = byref(c_void_p(addressof(args)))
-        queue = c_void_p(stream)
-        call = (self._handle, grid, 1, 1, block, 1, 1, shared, queue, given, None)
-        current = c_void_p()
-        self._where(byref(current))
-        if current.value == self._context:
-            code = self._launch(*call)
-        else:  # a thread of autograd has no context, and others may be on another device
-            with self._device.current():
-                code = self._launch(*call)
+        sizes = (grid, 1, 1, block, 1, 1, shared)
+        code = self._device.within(
+            self._launch, self._handle, *sizes, c_void_p(stream), given, None
+        )
         if code:
             raise RuntimeError(
                 f"{self.name}: the launch of {grid} blocks of {block} threads with {shared} bytes "
@@ -249,6 +254,7 @@ class _Device:
         if not 0 <= number < cuda.count:
             raise RuntimeError(f"there is no CUDA device {number}: the driver sees {cuda.count}")
         self.cuda = cuda
+        self._where = cuda.library.cuCtxGetCurrent
         self.handle = c_int()
         cuda.call("cuDeviceGet", byref(self.handle), number)
         self.context = c_void_p()
@@ -267,6 +273,15 @@ class _Device:
         value = c_int()
         self.cuda.call("cuDeviceGetAttribute", byref(value), number, self.handle)
         return value.value
+
+    def within(self, function: Any, *given: Any) -> int:
+        """Calls a function of the driver in the context of this device; what it answers."""
+        current = c_void_p()
+        self._where(byref(current))
+        if current.value == self.context.value:
+            return int(function(*given))
+        with self.current():  # a thread of autograd has none, and others may be on another device
+            return int(function(*given))
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,13 +143,13 @@ def _scales(plan: Plan, coef: Any, rhs: Any, kind: Any, dtype: npt.DTypeLike) ->
 
 
 class Answer:
-    """What the kernels found, on the device. All but the first three share one array.
+    """What the kernels found, on the device. All but the first two share one array.
 
     Attributes:
-        mu: `(B, n)`, `mu_v`: `(B, scores)`, `objective`: `(B,)`.
+        mu: `(B, n)`, `mu_v`: `(B, scores)`; `objective`: `(B,)`.
     """
 
-    __slots__ = ("_machine", "_made", "_places", "_rest", "at", "mu", "mu_v", "objective")
+    __slots__ = ("_machine", "_made", "_places", "_rest", "at", "mu", "mu_v")
 
     def __init__(
         self, plan: Plan, machine: Machine, batch: int, dtype: Any, saved: int = 0
@@ -157,23 +157,8 @@ class Answer:
         self._machine, self._made = machine, (plan, machine, dtype, saved)
         self.mu = machine.empty((batch, plan.n), dtype)
         self.mu_v = machine.empty((batch, plan.scores), dtype)
-        self.objective = machine.empty((batch,), dtype)
-        self._places: dict[str, tuple[int, Any, Any]] = {}
-        start = 0
-        for name, shape, kind in (
-            ("residual", (batch,), _DOUBLE),
-            ("tau", (batch, plan.rows), dtype),
-            ("iterations", (batch,), _INT),
-            ("status", (batch,), _INT),
-            ("oracle_calls", (batch if saved else 0,), _INT),
-            ("cuts", (batch, plan.trees.saved), _INT),
-            ("structures", (batch, saved), _SHORT),
-            ("var_side", (batch, plan.n), _BYTE),
-            ("row_side", (batch, plan.rows), _BYTE),
-        ):
-            self._places[name] = start, shape, kind
-            start += math.prod(shape) * kind.itemsize
-        self._rest = machine.empty((start,), _BYTE)
+        self._places, size = _layout(plan, batch, dtype, saved)
+        self._rest = machine.empty((size,), _BYTE)
         base = machine.pointer(self._rest)
         #: The address of each of the others.
         self.at = {name: base + place for name, (place, _, _) in self._places.items()}
@@ -194,9 +179,31 @@ class Answer:
         return found
 
 
+@lru_cache(maxsize=64)
+def _layout(plan: Plan, batch: int, dtype: Any, saved: int) -> tuple[dict[str, Any], int]:
+    """Where the arrays of an answer begin, in bytes, their shapes and dtypes; and their size."""
+    places: dict[str, tuple[int, Any, Any]] = {}
+    start = 0
+    for name, shape, kind in (
+        ("residual", (batch,), _DOUBLE),
+        ("objective", (batch,), dtype),
+        ("tau", (batch, plan.rows), dtype),
+        ("iterations", (batch,), _INT),
+        ("status", (batch,), _INT),
+        ("oracle_calls", (batch if saved else 0,), _INT),
+        ("cuts", (batch, plan.trees.saved), _INT),
+        ("structures", (batch, saved), _SHORT),
+        ("var_side", (batch, plan.n), _BYTE),
+        ("row_side", (batch, plan.rows), _BYTE),
+    ):
+        places[name] = start, shape, kind
+        start += math.prod(shape) * kind.itemsize
+    return places, start
+
+
 #: What a gradient takes of an answer.
 _KEPT = ("cuts", "structures", "var_side", "row_side")
-_OTHERS = ("residual", "tau", "iterations", "status", "oracle_calls", *_KEPT)
+_OTHERS = ("residual", "objective", "tau", "iterations", "status", "oracle_calls", *_KEPT)
 
 
 class Program:
@@ -344,7 +351,7 @@ class Program:
             args.warm, args.retry = found.at["tau"], 1
         elif warm is not None:
             args.warm = at(warm)
-        args.residual, args.objective = found.at["residual"], at(found.objective)
+        args.residual, args.objective = found.at["residual"], found.at["objective"]
         args.iterations, args.status = found.at["iterations"], found.at["status"]
         args.unsolved = unsolved
         args.tol, args.max_iter = tol, max_iter

@@ -41,7 +41,7 @@ class DeviceSolution:
 
     def __init__(self, run: DeviceRun, inputs: Inputs, options: Options, machine: Machine) -> None:
         self.run, self.machine = run, machine
-        self.mu, self.mu_v, self.objective = run.found.mu, run.found.mu_v, run.found.objective
+        self.mu, self.mu_v = run.found.mu, run.found.mu_v
         self.engine = "cuda"
         self.proofs: dict[int, Proof] = {}
         self._plan = plan_of(inputs.model)
@@ -99,6 +99,11 @@ class DeviceSolution:
             getattr(self, name)[index] = values
         self.proofs |= {int(index[i]): proof for i, proof in raw.proofs.items()}
         self.engine = f"cuda ({len(index)} of {len(self.mu)} instances were finished on the CPU)"
+
+    @property
+    def objective(self) -> Any:
+        """`(B,)`, on the device."""
+        return self.run.found.objective
 
     # ---- on the host -----------------------------------------------------------------------------
 

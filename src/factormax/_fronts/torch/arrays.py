@@ -60,6 +60,7 @@ class DeviceSpace(TorchSpace):
         self.ones: Any = partial(torch.ones, dtype=torch.bool, device=device)
 
 
+@lru_cache(maxsize=16)
 def space_of(device: torch.device) -> Any:
     """That of a device."""
     return TorchSpace if device.type == "cpu" else DeviceSpace(device)
@@ -104,7 +105,9 @@ def plain_numbers_of(tensor: Tensor) -> Any:
 
 def device_numbers(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """The same on a device."""
-    return tensor.detach().to(device, dtype)
+    if tensor.dtype != dtype or tensor.device != device:
+        tensor = tensor.to(device, dtype)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def match(value: Tensor, scores: Tensor) -> Tensor:

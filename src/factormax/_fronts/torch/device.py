@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from factormax._engines.cuda.solution import DeviceSolution
-from factormax._fronts.torch.arrays import DeviceSpace
+from factormax._fronts.torch.arrays import space_of
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_backward, report_failures
@@ -27,6 +27,7 @@ __all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
 #: Rows of a Jacobian's product that are found in one launch, each with a copy of its instance.
 _AT_ONCE = 1 << 16
 
+_device = lru_cache(maxsize=16)(torch.device)
 _TYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
@@ -59,8 +60,8 @@ class DeviceTask(Task):
         self.engine, self.form = engine, graph._form()
         self.layout = layout = self.form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        place, real = torch.device(device), _TYPES[dtype]
-        self.space = space = DeviceSpace(place)
+        place, real = _device(device), _TYPES[dtype]
+        self.space = space = space_of(place)
         eta_u = layout.flat_scores(space, scores, real)
         eta_v: Any = _no_scores(real, place)
         if layout.parts:
@@ -92,7 +93,7 @@ class DeviceTask(Task):
             self.form, self.layout = form, form.layout
         self.batch = len(inputs.eta_u)
         self.batch_shape = (self.batch,)
-        self.space = DeviceSpace(torch.device(inputs.device))
+        self.space = space_of(inputs.eta_u.device)
         self.temperature = self._graph = None
         return self
 
