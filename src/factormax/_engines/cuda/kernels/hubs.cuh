@@ -3,7 +3,7 @@
 // kernels for graphs without them.
 #pragma once
 
-#include "structures.cuh"
+#include "active_set.cuh"
 
 namespace factormax {
 
