@@ -208,7 +208,7 @@ def differentiable_gradients(
             for g, s, group in zip(given, task.supports, task.form.groups, strict=True)
         ]
     there: Any = task  # or on the host
-    place = torch.arange(layout.batch) if task.host is task else there.place
+    place = torch.arange(layout.batch, device=device) if task.host is task else there.place
     apply: Any = Applied.apply
     grad_u, grad_v = apply(plan, which, place, *[v.to(device) for v in vectors])
     of_temperature = None
