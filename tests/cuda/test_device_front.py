@@ -515,5 +515,49 @@ def test_a_training_step_can_be_captured() -> None:
 
 
 @pytest.mark.gpu
+def test_a_layer_can_be_captured() -> None:
+    layer = fm.nn.Matching(on_failure="ignore").cuda()
+    scores = numbers(dtype=torch.float32)[0].cuda()
+    lengths = (torch.tensor([3, 2, 3], device="cuda"), torch.tensor([5, 5, 4], device="cuda"))
+    with torch.no_grad():
+        wanted = layer(scores, lengths=lengths)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            layer(scores, lengths=lengths)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layer(scores, lengths=lengths)
+    graph.replay()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_step_stays_on_the_device(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Inductor, whose CUDA graphs are split around the solve."""
+    torch._dynamo.reset()
+    scores, pair = on("cuda", *numbers(dtype=torch.float32))
+    host = _engines.ENGINES[-1]
+    monkeypatch.setattr(type(host), "solve", lambda *_: pytest.fail("solved on the host"))
+
+    def step(scores: Any, pair: Any) -> Any:
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores * 2)
+        fg.add(fm.Xor(u, axis=1))
+        f = fg.add(fm.Pair(u[0], u[1], pair))
+        fg.solve()
+        return u.value.pow(2).sum() + f.value.sum()
+
+    wanted = torch.autograd.grad(step(scores, pair), [scores, pair])
+    compiled = torch.compile(step, mode=None if mode == "default" else mode)
+    for _ in range(3):
+        found = torch.autograd.grad(compiled(scores, pair), [scores, pair])
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
 def test_the_device_is_there() -> None:
     assert driver.unavailable(0) == ""

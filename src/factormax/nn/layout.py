@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, where
 from torch.nn.functional import pad
 
-from factormax.arrays import is_hidden
+from factormax.nn.padding import is_out_of_sight
 
 __all__ = ["Layout", "ShorterFirst"]
 
@@ -41,7 +41,7 @@ class ShorterFirst(Layout):
             flip = rows > columns
             self.flip = flip[..., None, None]
             # All alike if we may look, and if what is padding leaves a row for each of them.
-            if not is_hidden(flip):
+            if not is_out_of_sight(flip):
                 if not flip.any() and self.rows <= self.columns:
                     self.flip = False
                 elif flip.all() and self.rows >= self.columns:

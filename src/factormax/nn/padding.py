@@ -21,6 +21,7 @@ __all__ = [
     "at_most",
     "check_count",
     "count_of_call",
+    "is_out_of_sight",
     "number_of",
     "presence",
 ]
@@ -72,7 +73,7 @@ def presence(
     ]
     found = [part.to(scores.device) for part in found]
     out = torch.isneginf(scores)
-    if is_hidden(out) or out.any():
+    if is_out_of_sight(out) or out.any():
         found.append(~out)
     if not found:
         return None
@@ -80,6 +81,11 @@ def presence(
     for other in found[1:]:
         present = present & other
     return present.expand(scores.shape)
+
+
+def is_out_of_sight(tensor: Tensor) -> bool:
+    """Whether nobody can look at its numbers: in a transform, or while a CUDA graph is recorded."""
+    return is_hidden(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def as_tensor(name: str, word: str, given: Any) -> Tensor:
@@ -187,7 +193,7 @@ def _from_lengths(name: str, given: Any, batch: tuple[int, ...], side: str, size
     """The mask that lengths stand for, `(*batch, size)`."""
     lengths = as_tensor(name, "lengths", given)
     _check_whole(name, "lengths", lengths, batch)
-    if not is_hidden(lengths):
+    if not is_out_of_sight(lengths):
         bad = (lengths < 0) | (lengths > size)
         if bad.any():
             raise GraphError(
