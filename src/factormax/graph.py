@@ -390,7 +390,7 @@ class FactorGraph:
         on_failure: str,
         temperature: ArrayLike | None,
     ) -> Any:
-        from factormax.queries.loss import check_target, flat_target
+        from factormax.queries.loss import flat_target
 
         if self._made:
             self._warn_of_forgotten()
@@ -402,7 +402,6 @@ class FactorGraph:
             from factormax._fronts.torch.transformed import is_transformed, loss_transformed
 
             if is_transformed():
-                check_target(self, targets, kind, cost)
                 return loss_transformed(self, targets, kind, cost, mask, options, temperature)
         front = self._front()
         lay_out = getattr(front, "flat_target", flat_target)  # JAX may trace targets

@@ -376,6 +376,22 @@ def test_the_structures_of_a_matching_come_from_the_host(device: str) -> None:
     assert there.grad.isfinite().all()
 
 
+def test_structures_are_those_of_the_solve(device: str) -> None:
+    """Whatever becomes of the scores before they are asked for."""
+    found = []
+    for changed in (False, True):
+        there = numbers()[0].to(device)
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(there)
+        f = fg.add(fm.Matching(u))
+        fg.solve(tol=1e-10)
+        if changed:
+            there.neg_()
+        found.append((f.structures * f.probs[..., None, None]).sum(1))
+        torch.testing.assert_close(found[-1], u.value, rtol=0, atol=1e-8)
+    torch.testing.assert_close(*found)
+
+
 def test_a_sequence_beside_constraints_is_solved_there(device: str) -> None:
     scores, _ = numbers()
     transitions = torch.randn(5, 5, generator=torch.Generator().manual_seed(1)).double()
@@ -472,6 +488,42 @@ def test_what_is_no_target_is_named(device: str, value: float, message: str) -> 
     assert values.isnan().tolist() == [False, True, False]
 
 
+def sample_losses(device: str) -> Any:
+    """The gradients of a loss for each sample."""
+    scores, pair = (x.to(device) for x in numbers())
+    target = torch.zeros(3, 3, 5, dtype=torch.float64, device=device)
+    target[:, 0, 0] = target[:, 2, 1] = target[:, 1, 3] = 1
+
+    def value(scores: Any, target: Any, pair: Any) -> Any:
+        return lossy(scores[None], pair, target[None])[0][0]
+
+    return torch.func.vmap(torch.func.grad_and_value(value, (0, 2)), (0, 0, None))(
+        scores, target, pair
+    )
+
+
+def test_a_loss_of_each_sample_is_worked_out_there(device: str) -> None:
+    (grads, values), own = sample_losses(device), torch.utils._pytree.tree_leaves
+    assert values.device == torch.zeros((), device=device).device
+    with on_the_host():
+        wanted = sample_losses("cpu")
+    for ours, theirs in zip(own((grads, values)), own(wanted), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=1e-8)
+
+
+def test_what_is_no_target_of_a_sample_is_named(device: str) -> None:
+    scores, pair = (x.to(device) for x in numbers())
+    target = torch.zeros(3, 3, 5, dtype=torch.float64, device=device)
+
+    def value(scores: Any, target: Any) -> Any:
+        return lossy(scores[None], pair, target[None])[0][0]
+
+    with pytest.raises(fm.GraphError, match="breaks AtLeast"):
+        torch.func.vmap(value)(scores, target)
+    with pytest.raises(fm.GraphError, match="made of 0 and 1"):
+        torch.func.vmap(value)(scores, target + 2)
+
+
 def test_what_is_infeasible_sends_no_gradient_back(device: str) -> None:
     scores = numbers()[0].to(device).requires_grad_()
     fg = fm.FactorGraph(batch_dims=1)
@@ -556,6 +608,15 @@ def test_a_compiled_step_stays_on_the_device(mode: str, monkeypatch: pytest.Monk
         found = torch.autograd.grad(compiled(scores, pair), [scores, pair])
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_every_device_has_its_own_machine() -> None:
+    asked: list[str] = []
+    engine = CudaEngine(lambda device: asked.append(device) or EmulatedTorchMachine(), str)
+    first, second = engine.launcher("cuda:0"), engine.launcher("cuda:1")
+    assert first is not second and first.machine is not second.machine
+    assert engine.launcher("cuda:1") is second and asked == ["cuda:0", "cuda:1"]
+    assert TorchMachine(1).device == torch.device("cuda", 1)
 
 
 @pytest.mark.gpu

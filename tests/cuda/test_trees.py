@@ -182,7 +182,7 @@ def test_multipliers_of_the_graph_are_a_start() -> None:
 def test_projective_trees_have_no_kernel() -> None:
     fg = fm.FactorGraph()
     fg.add(fm.DepTree(fg.variable((3, 3)), projective=True))
-    assert "DepTree has no kernel" in Plan(fg._form().model).unsupported
+    assert "a projective DepTree has no kernel" in Plan(fg._form().model).unsupported
     fg = fm.FactorGraph()
     fg.add(fm.DepTree(fg.variable((300, 300))))
     assert "more than 255 words" in Plan(fg._form().model).unsupported

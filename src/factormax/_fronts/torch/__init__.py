@@ -492,7 +492,7 @@ def flat_target(graph: FactorGraph, targets: Any, kind: str, cost: Any, mask: An
 
     check_target(graph, targets, kind, cost)
     dtype = compute_dtype(t.scores for t in graph._tensors)
-    values = flat_on_device(graph, "the target", targets, first.device, dtype)[1]
+    values = flat_on_device(graph, "the target", targets, first.device, dtype)
 
     def refuse(inputs: Inputs) -> None:
         """Raises if it is no target."""

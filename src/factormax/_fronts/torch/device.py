@@ -63,6 +63,8 @@ class DeviceTask(Task):
         place, real = _device(device), _TYPES[dtype]
         self.space = space = space_of(place)
         eta_u = layout.flat_scores(space, scores, real)
+        if self.form.places:  # the structures may be asked for when the caller has changed them
+            eta_u = eta_u.clone()
         eta_v: Any = _no_scores(real, place)
         if layout.parts:
             own = [torch.as_tensor(s, dtype=real, device=place) for s in factor_scores]

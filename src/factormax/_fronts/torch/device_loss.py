@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,13 +58,14 @@ def _places(model: Model, device: torch.device) -> _Places:
 
 
 def evaluate_there(
-    task: DeviceTask, target: DeviceTarget, options: Options
+    task: DeviceTask, target: DeviceTarget, options: Options, refuse: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solves; the loss of each instance, `(B,)`, and its gradients with respect to flat scores.
 
     If failures are ignored nobody waits: the loss of a target that breaks a factor is then NaN.
+    refuse: as of `DeviceTask.run`.
     """
-    raw, inputs = task.run(options), task.inputs
+    raw, inputs = task.run(options, refuse=refuse), task.inputs
     eta_u, eta_v, wide = inputs.eta_u, inputs.eta_v, torch.float64
     here = eta_u > -torch.inf
     if inputs.mask is not None:

@@ -29,7 +29,7 @@ from factormax._report import report_failures
 from factormax._task import Task
 from factormax.checks import check_scores
 from factormax.errors import GraphError, ShapeError
-from factormax.queries.loss import Target, evaluate
+from factormax.queries.loss import Target, check_features, check_target, evaluate
 from factormax.queries.solve import answer
 from factormax.solution import Details, Solution
 from factormax.structures import Support, lists_structures
@@ -175,7 +175,7 @@ class FlatPlan:
             own = tuple([next(start) for _ in f._params])
             f._check_params(own, f._size, f.kind)
         if self.engine is not None:
-            return self._run_there(graph, params, eta_u, eta_v, mask, warm)
+            return self._run_there(graph, params, eta_u, eta_v, mask, warm, *more[count:])
         inputs = Inputs(
             self.form.model,
             as_numpy(eta_u).copy(),  # the caller may write into them
@@ -195,7 +195,7 @@ class FlatPlan:
         return *map(torch.from_numpy, found), torch.arange(len(eta_u))
 
     def _run_there(
-        self, graph: FactorGraph, params: Any, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any
+        self, graph: FactorGraph, params: Any, eta_u: Tensor, eta_v: Tensor, mask: Any, *rest: Any
     ) -> Any:
         """The same on the device of the scores."""
         from factormax._fronts.torch.device import DeviceTask
@@ -205,10 +205,14 @@ class FlatPlan:
         given: Any = (self.form.model, *scores, params, shared, (), None, str(self.device))
         inputs = Inputs(*given)
         self.task = task = DeviceTask.of_inputs(self.engine, self.form, inputs)
-        raw = task.run(self.options, warm, lambda: check_flat(graph, task.host_inputs))
-        report_failures(raw, self.options.on_failure)
-        found = raw.mu, raw.mu_v, raw.objective, task.multipliers(), task.report(7).T
-        return *found, task.place
+        found = self.answer_there(task, lambda: check_flat(graph, task.host_inputs), *rest)
+        report_failures(task.raw, self.options.on_failure)
+        return *found, task.multipliers(), task.report(7).T, task.place
+
+    def answer_there(self, task: Any, refuse: Any, warm: Any) -> tuple[Any, ...]:
+        """The same as `answer`, on a device; refuse: called if a score is NaN or +inf."""
+        raw = task.run(self.options, warm, refuse)
+        return raw.mu, raw.mu_v, raw.objective
 
     def answer(self, inputs: Inputs, warm: Any) -> tuple[Any, ...]:
         """What is differentiable of it, and the objective; the task is then there."""
@@ -224,7 +228,7 @@ class FlatPlan:
 
 
 class FlatLossPlan(FlatPlan):
-    """The same for a loss, whose gradient is what is differentiable. It is solved on the CPU.
+    """The same for a loss, whose gradient is what is differentiable.
 
     Args:
         graph, options: as above.
@@ -232,25 +236,42 @@ class FlatLossPlan(FlatPlan):
         given: `(n,)`, the variables that have a target.
     """
 
-    stays = False
-
     def __init__(self, graph: FactorGraph, options: Options, kind: str, given: Any) -> None:
+        whole = not graph._structured and bool(given.all())
+        self.stays = kind == "sparsemap" and whole  # see `factormax._fronts.torch.device_loss`
         super().__init__(graph, options)
         self.kind, self.given, self.factors = kind, given, list(graph._factors)
 
+    def answer_there(self, task: Any, refuse: Any, warm: Any, *of_target: Any) -> tuple[Any, ...]:
+        """The gradients of the flat scores, the loss, and the marginals."""
+        from factormax._fronts.torch.device_loss import DeviceTarget, evaluate_there
+
+        (values,) = of_target
+
+        def refuse_target(inputs: Inputs) -> None:
+            target = self._target(as_numpy(values))
+            check_features(inputs, target, np.where(inputs.present, target.values, 0))
+
+        target = DeviceTarget(values, refuse_target)
+        losses, grad_u, grad_v = evaluate_there(task, target, self.options, refuse)
+        raw = task.raw
+        return grad_u, grad_v, losses.to(raw.mu.dtype), raw.mu, raw.mu_v
+
     def answer(self, inputs: Inputs, warm: Any, *of_target: Any) -> tuple[Any, ...]:
         """The gradients of the flat scores, the loss, and the marginals."""
-        values, *cost = [as_numpy(t) for t in of_target]
-        if not np.isin(values, (0, 1)).all():
-            raise GraphError("loss: the targets must be made of 0 and 1.")
+        target = self._target(*[as_numpy(t) for t in of_target])
         if (~self.given & inputs.present.any(axis=0)).any():
             raise GraphError("loss: a variable has no target. Give one for every variable.")
-        batch = (len(values),)
-        target = Target(self.kind, values, None, cost[0] if cost else None, self.factors, batch)
         losses, grad_u, grad_v = evaluate(inputs, target, self.options, self.ask)
         raw, dtype = self.task.raw, inputs.eta_u.dtype
         found = (grad_u, grad_v, losses, raw.mu, raw.mu_v)
         return tuple([np.ascontiguousarray(a, dtype) for a in found])
+
+    def _target(self, values: Any, cost: Any = None) -> Target:
+        """What the loss compares with, on the host."""
+        if not np.isin(values, (0, 1)).all():
+            raise GraphError("loss: the targets must be made of 0 and 1.")
+        return Target(self.kind, values, None, cost, self.factors, (len(values),))
 
 
 def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
@@ -319,18 +340,18 @@ def loss_transformed(
     temperature: Any,
 ) -> Tensor:
     """The losses of a graph whose scores are those of a transform."""
+    given = check_target(graph, targets, kind, cost)
     if mask is not None:
         raise GraphError(
             "loss: mask= is not supported inside the transforms of torch.func. Call loss outside "
             "of them, or give the whole target."
         )
-    given, values = flat_target(graph, "the target", targets)
-    more = [values]
+    plan = FlatLossPlan(graph, options, kind, given)
+    more = [flat_target(graph, "the target", targets, plan.device)]
     if kind == "hinge":
         costs = cost if isinstance(cost, Mapping) else dict.fromkeys(targets, cost)
         filled = {u: 1.0 if costs.get(u) is None else costs[u] for u in targets}
-        more.append(flat_target(graph, "the cost", filled)[1])
-    plan = FlatLossPlan(graph, options, kind, given)
+        more.append(flat_target(graph, "the cost", filled))
     eta_u, eta_v, found = _applied_to(plan, graph, None, temperature, *more)
     grad_u, grad_v, losses, mu, mu_v, tau, report, place = found
     listing = FlatListing(plan, place, eta_u.detach(), eta_v.detach())
@@ -345,14 +366,11 @@ def loss_transformed(
 
 def flat_target(
     graph: FactorGraph, what: str, targets: Any, place: Any = "cpu", dtype: Any = torch.float64
-) -> tuple[Any, Tensor]:
-    """Which variables have one, `(n,)`, and the targets as they lie in flat arrays, `(B, n)`."""
+) -> Tensor:
+    """The targets as they lie in flat arrays, `(B, n)`; 0 where a variable has none."""
     shape = graph._known_batch_shape()
     rows = math.prod(shape)
     index = [u.index.reshape(-1) for u in targets]
-    given = np.bincount(np.concatenate(index), minlength=graph._num_variables)
-    if given.max(initial=0) > 1:
-        raise GraphError("loss: a variable has two targets. Give one for every variable.")
     columns = []
     for u, target in targets.items():
         tensor = torch.as_tensor(target).detach().to(place, dtype)
@@ -364,6 +382,7 @@ def flat_target(
                 f"{tuple(tensor.shape)}."
             ) from None
         columns.append(full.reshape(rows, u.size))
+    given = np.bincount(np.concatenate(index), minlength=graph._num_variables)
     missing = np.flatnonzero(given == 0)
     if len(missing):
         columns.append(torch.zeros((rows, len(missing)), dtype=dtype, device=place))
@@ -371,7 +390,7 @@ def flat_target(
     laid_out = np.concatenate([*index, missing])
     if (np.diff(laid_out) < 0).any():
         values = values[:, torch.from_numpy(np.argsort(laid_out)).to(place)]
-    return given > 0, values
+    return values
 
 
 def as_tensor(param: Any) -> Tensor:
