@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from public import target_of
@@ -23,16 +24,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
 def convert(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Replaces the lines of a docstring; its doctests stay as they are."""
     blocks = re.split(r"((?:^ *(?:>>>|\.\.\.) .*(?:\n(?! *$).*)*))", "\n".join(lines), flags=re.M)
-    lines[:] = "".join(
-        [block if place % 2 else to_rst(block) for place, block in enumerate(blocks)]
-    ).splitlines()
+    blocks[::2] = [to_rst(block, name) for block in blocks[::2]]
+    lines[:] = "".join(blocks).splitlines()
 
 
-def to_rst(text: str) -> str:
+def to_rst(text: str, place: str) -> str:
     """Markdown's code and formulas as roles; the public names among the code are links."""
     text = DISPLAY.sub(_display, text)
     text = FORMULA.sub(lambda found: f":math:`{_one_line(found[1])}`", text)
-    text = INLINE.sub(_code, text)
+    text = INLINE.sub(partial(_code, place=place), text)
     return PAGE.sub(r":doc:`/\1`", text)
 
 
@@ -40,11 +40,11 @@ def _display(found: re.Match[str]) -> str:
     return f"{found[1]}.. math:: {_one_line(found[2])}\n"
 
 
-def _code(found: re.Match[str]) -> str:
+def _code(found: re.Match[str], place: str) -> str:
     if found.string[: found.start()].endswith(":math:"):
         return found[0]
     code = _one_line(found[1])
-    target = target_of(code)
+    target = target_of(code, place)
     return f":py:obj:`{code} <{target}>`" if target else f"``{code}``"
 
 

@@ -7,9 +7,11 @@ Names that no page shows are warned of at the end.
 from __future__ import annotations
 
 import inspect
+import re
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -29,6 +31,7 @@ MODULES = [
     "factormax.testing",
     "factormax.cuda",
 ]
+WITH_MEMBERS = ("FactorGraph", "Variable", "Solution", "Factor")
 logger = logging.getLogger(__name__)
 
 
@@ -50,19 +53,36 @@ def public_names(module: str) -> list[str]:
 
 
 @cache
-def target_of(code: str) -> str:
-    """The full name of what `code` names, such as `fm.Xor` or `DepTree`; "" if nothing public."""
+def target_of(code: str, place: str = "factormax") -> str:
+    """The full name of what `code` names in the docstring of `place`; "" if it is nothing public.
+
+    `code` is a name as one would write it, such as `fm.Xor`, `DepTree` or, in its class, `solve`.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", code):
+        return ""
     bare = code.removeprefix("fm.").removeprefix("factormax.")
-    for module in MODULES:
-        *folder, name = bare.split(".")
-        inside = ".".join(["factormax", *folder])
-        if inside == module and name in public_names(module):
-            return f"{module}.{name}"
-        owner = f"{module}.{folder[0]}" if len(folder) == 1 else ""
-        if owner and folder[0] in public_names(module):
-            members = vars(getattr(import_module(module), folder[0]))
-            return f"{owner}.{name}" if name in members and name[0] != "_" else ""
+    module = max([m for m in MODULES if place.startswith(m)], key=len)
+    owner = place.removeprefix(module + ".").split(".")[0]
+    places = [f"{module}.{owner}", module, "factormax"]
+    for name in [f"{p}.{bare}" for p in (places if bare == code else places[-1:])]:
+        if _is_shown(name):
+            return name
     return ""
+
+
+def _is_shown(full: str) -> bool:
+    """Whether it is a public name, or a member of a class whose members are shown."""
+    module = max([m for m in MODULES if full.startswith(m)], key=len)
+    name, *member = full.removeprefix(module + ".").split(".")
+    if name not in public_names(module) or len(member) > 1:
+        return False
+    if not member:
+        return True
+    if name not in WITH_MEMBERS and module not in ("factormax.nn", "factormax.io"):
+        return False
+    found = getattr(getattr(import_module(module), name), "__dict__", {}).get(member[0])
+    kinds = (property, classmethod, staticmethod, FunctionType)
+    return member[0][0] != "_" and isinstance(found, kinds) and bool(found.__doc__)
 
 
 class Public(SphinxDirective):
