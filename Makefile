@@ -81,7 +81,7 @@ py-test: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## pytest 
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: test-slow
-test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo  ## only the tests marked slow
+test-slow: $(STAMPS)/install $(STAMPS)/extra-test $(STAMPS)/extra-demo $(STAMPS)/extra-cluster  ## only the tests marked slow
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # One process: tests that share a device would only wait for each other.
