@@ -30,3 +30,11 @@ class TestBudget(CountContract):
         np.testing.assert_array_equal(
             as_float, values_of([0.9, 2.0, 3.0], lambda u: fm.Budget(u, 2))
         )
+
+    def test_a_fraction_is_refused_with_what_takes_one(self):
+        u = fm.FactorGraph().variable(3)
+        with pytest.raises(fm.GraphError) as error:
+            fm.Budget(u, 1.5)
+        assert str(error.value) == (
+            "Budget over u: budget must be a whole number, got 1.5. Linear takes fractions."
+        )

@@ -351,14 +351,16 @@ def repeated_variable(index: IndexArray) -> int | None:
     return int(ordered[tuple(repeated[0])]) if len(repeated) else None
 
 
-def check_whole(name: str, word: str, value: Any) -> None:
-    """Raises unless every number is whole and not negative."""
+def check_whole(name: str, word: str, value: Any, instead: str = "") -> None:
+    """Raises unless every number is whole and not negative; `instead` takes fractions."""
     numbers = np.asarray(value)
     bad = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)))
     if bad.any():
         worst = numbers[bad].ravel()[0]
         rule = "at least 0" if worst < 0 else "a whole number"
-        raise GraphError(f"{name}: {word} must be {rule}, got {_plain(worst)}.")
+        fraction = bool(instead) and np.isfinite(worst) and worst > 0
+        hint = f" {instead} takes fractions." if fraction else ""
+        raise GraphError(f"{name}: {word} must be {rule}, got {_plain(worst)}.{hint}")
 
 
 def _plain(value: Any) -> str:

@@ -40,7 +40,7 @@ class CountingFactor(RowFactor):
         if type(given) is float and 0 <= given <= d and given.is_integer():  # most often
             return
         (word,) = cls._param_shapes
-        check_whole(name, word, given)
+        check_whole(name, word, given, instead="Linear")
         most = np.max(given, initial=0)
         if cls._needs_that_many and most > d:
             raise InfeasibleError(
