@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import decoding, gpu, jax_calls, lp_map, passes, speed, structured
+from benchmarks import alternatives, decoding, gpu, jax_calls, lp_map, passes, speed, structured
 
 OUTPUT = Path(__file__).parent / "output"
 
@@ -18,6 +18,7 @@ def main() -> None:
         "passes": passes.run,
         **speed.SECTIONS,
         **structured.SECTIONS,
+        **alternatives.SECTIONS,
         **lp_map.SECTIONS,
         **decoding.SECTIONS,
         **gpu.SECTIONS,
