@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "factormax/components.hpp"
+#include "factormax/lone_rows.hpp"
 #include "factormax/parallel.hpp"
 #include "forward.hpp"
 #include "local_problem.hpp"
@@ -307,6 +308,9 @@ void solve_whole(const Problem<T>& problem, std::int64_t batch, Method method,
 
 template <class T>
 std::size_t workspace_bytes(const Problem<T>& problem, Method method) {
+  if (method == Method::compact && problem.lone_rows != nullptr) {
+    return lone_row_bytes<T>(*problem.lone_rows);
+  }
   const Components* components = problem.components;
   if (components == nullptr) return forward_bytes(problem, method, 1);
   std::size_t most = 0;
@@ -326,6 +330,9 @@ template <class T>
 void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
                  FoundStructures& found, Control& control) {
+  if (method == Method::compact && problem.lone_rows != nullptr) {
+    return solve_lone_rows(problem, batch, options.tol, out, control);
+  }
   const auto solve = problem.components == nullptr ? solve_whole<T> : solve_components<T>;
   solve(problem, batch, method, options, warm, out, found, control);
 }

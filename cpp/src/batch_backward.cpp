@@ -6,6 +6,7 @@
 #include "factormax/backward.hpp"
 #include "factormax/batch.hpp"
 #include "factormax/components.hpp"
+#include "factormax/lone_rows.hpp"
 #include "factormax/parallel.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
@@ -422,6 +423,7 @@ int list_length(const Problem<T>& problem, int f) {
 template <class T>
 void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradients<T>& grads,
                Control& control) {
+  if (solved.lone_rows != nullptr) return vjp_lone_rows(solved, batch, grads, control);
   Problem<T> problem = solved;
   problem.eta_u = {};  // all that matters of the scores is in the sides
   StructureOffsets at;

@@ -306,11 +306,7 @@ class Components::Finder {
   // The lists have their final size from the start: they do not move.
   static Indices indices(const std::vector<std::int32_t>& list, std::size_t begin,
                          std::size_t end) {
-    const std::int32_t* index = list.data() + begin;
-    const int count = static_cast<int>(end - begin);
-    bool adjoin = count > 0;
-    for (int k = 1; k < count && adjoin; ++k) adjoin = index[k] == index[0] + k;
-    return {index, count, adjoin};
+    return Indices::of(list.data() + begin, static_cast<int>(end - begin));
   }
 
   const Layout& p_;

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "factormax/components.hpp"
+#include "factormax/lone_rows.hpp"
 #include "factormax/structured/oracle.hpp"
 
 namespace factormax {
@@ -255,6 +256,7 @@ std::shared_ptr<const Model> Model::make_bounded() const {
   groups.push_back(held);
   auto model = std::make_shared<Model>();
   model->lay_out(num_vars_, groups);
+  model->has_coef_params_ = true;  // they depend on what is held
   return model;
 }
 
@@ -446,11 +448,19 @@ const Components* Model::components() const {
   return components_.get();
 }
 
+const LoneRows* Model::lone_rows() const {
+  std::call_once(lone_rows_once_, [this] {
+    if (!has_coef_params_) lone_rows_ = LoneRows::of(layout(), coef_.data());
+  });
+  return lone_rows_.get();
+}
+
 template <class T>
 Problem<T> Model::problem() const {
   Problem<T> p;
   static_cast<Layout&>(p) = layout();
   p.components = components();
+  p.lone_rows = lone_rows();
   return p;
 }
 

@@ -17,6 +17,12 @@ struct Indices {
   int count = 0;
   bool adjoin = false;  // they are index[0], index[0] + 1, ..., and there is at least one
 
+  static Indices of(const std::int32_t* index, int count) {
+    bool adjoin = count > 0;
+    for (int k = 1; k < count && adjoin; ++k) adjoin = index[k] == index[0] + k;
+    return {index, count, adjoin};
+  }
+
   // Its numbers: where they are, or copied to `own`. Null if there are none of the whole.
   template <class X>
   const X* gather(const X* whole, X* own) const {

@@ -93,6 +93,8 @@ class Model {
 
   // Null if the graph is connected. Found once.
   const Components* components() const;
+  // Null if there is more to it than such rows. Found once.
+  const LoneRows* lone_rows() const;
 
   // The index arrays; the numbers are still missing.
   template <class T>
@@ -163,8 +165,9 @@ class Model {
 
   mutable std::once_flag bounded_once_;
   mutable std::shared_ptr<const Model> bounded_;
-  mutable std::once_flag components_once_, narrow_once_;
+  mutable std::once_flag components_once_, lone_rows_once_, narrow_once_;
   mutable std::shared_ptr<const Components> components_;
+  mutable std::shared_ptr<const LoneRows> lone_rows_;
   int num_vars_ = 0, num_links_ = 0;
   bool has_coef_params_ = false, has_row_params_ = false;
   std::vector<Group> groups_;

@@ -97,6 +97,7 @@ struct Structured {
 };
 
 class Components;
+class LoneRows;
 
 // The compiled graph: R rows of a sparse matrix A, P pairs, and F blocks of rows (one per factor).
 // This is what does not depend on the scalar type.
@@ -119,6 +120,7 @@ struct Layout {
   Structured structured;
   double row_precision = 0;  // relative, of coef and rhs, if that is less than their type has
   const Components* components = nullptr;  // null: it is solved as a whole
+  const LoneRows* lone_rows = nullptr;     // null: it is more than such rows
 
   int num_dual() const { return num_rows + num_pairs + structured.num_links; }
   int num_scores() const { return num_pairs + structured.num_scores; }
