@@ -126,13 +126,14 @@ template <class T>
 void test_components(Method method) {
   test::current_case = std::string("components, ") + (sizeof(T) == 4 ? "float" : "double") +
                        (method == Method::admm ? ", ADMM" : ", compact");
-  Graph<T> few = twice(graph_of<T>(4), 4), many = twice(graph_of<T>(200), 200);
+  const int batch = test::times(200);
+  Graph<T> few = twice(graph_of<T>(4), 4), many = twice(graph_of<T>(batch), batch);
   CHECK(few.components != nullptr && few.components->num_kinds() == 1);
   set_num_threads(1);
   count(few, 4, method);  // the thread keeps its memory
   const long once = count(few, 4, method);
   CHECK(once < 30);
-  CHECK(count(many, 200, method) == once);
+  CHECK(count(many, batch, method) == once);
   set_num_threads(0);
 }
 

@@ -436,7 +436,7 @@ Graph<T> mixed_batch(std::uint64_t seed, int batch) {
 // However many threads, whatever was in the buffers: bit for bit the same.
 template <class T>
 void test_reproducible(std::uint64_t seed) {
-  const int batch = 60;
+  const int batch = times(60);
   Graph<T> graph = mixed_batch<T>(seed, batch);
   for (const Method method : {Method::compact, Method::admm}) {
     name_case("reproducible", 1, method);
