@@ -3,6 +3,9 @@
 #if !defined(_WIN32)
 #include <pthread.h>
 #endif
+#if defined(_MSC_VER)
+#include <intrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -47,8 +50,14 @@ struct Job {
 };
 
 inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(_M_X64) || defined(_M_IX86)
+  _mm_pause();
+#elif defined(_M_ARM64)
+  __yield();
+#elif defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

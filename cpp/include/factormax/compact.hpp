@@ -449,12 +449,7 @@ class CompactSolver {
   FACTORMAX_VECTOR T resolution() const {
     const T eps = std::numeric_limits<T>::epsilon();
     const T *x = now_.x.data, *scale = p_->scale.data;
-    T largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int r = 0; r < p_->m; ++r) {
-      const T size = std::fabs(x[r]) * scale[r];
-      largest = size > largest ? size : largest;
-    }
+    T largest = largest_of(p_->m, T(0), [=](int r) { return std::fabs(x[r]) * scale[r]; });
     if (p_->num_uneven > 0) {
       largest = 0;
       for (int r = 0; r < p_->m; ++r) {
@@ -477,17 +472,14 @@ class CompactSolver {
   // variables.
   FACTORMAX_VECTOR T residual(const DualPoint<T>& at) const {
     const Instance<T>& p = *p_;
-    T largest = 0;
     const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
-#pragma omp simd reduction(max : largest)
-    for (int r = 0; r < p.m; ++r) {
+    T largest = largest_of(p.m, T(0), [=](int r) {
       // Never form x - g: far out it would round to x.
       const T down = x[r] - lo[r], up = x[r] - hi[r];
       const T least = g[r] < down ? g[r] : down;
       const T step = least > up ? least : up;
-      const T gap = std::fabs(step) * norm[r];
-      largest = gap > largest ? gap : largest;
-    }
+      return std::fabs(step) * norm[r];
+    });
     if (p.num_uneven > 0) {
       for_uneven([&](int r) { largest = std::max(largest, row_lack(p, at, r)); });
     }

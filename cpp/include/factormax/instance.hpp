@@ -198,7 +198,7 @@ struct Instance {
   // Returns whether they are all finite.
   FACTORMAX_VECTOR bool keep_scores(const T* eta_u, int num_vars) {
     T top = 0, bottom = 0;
-#pragma omp simd reduction(max : top) reduction(min : bottom)
+    FACTORMAX_EXTREMES(reduction(max : top) reduction(min : bottom))
     for (int j = 0; j < num_vars; ++j) {
       top = eta_u[j] > top ? eta_u[j] : top;
       bottom = eta_u[j] < bottom ? eta_u[j] : bottom;

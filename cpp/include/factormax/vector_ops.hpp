@@ -1,5 +1,6 @@
 // The few dense loops everything else is made of. `omp simd` permits the reassociation of sums
-// here, and only here; the build has no -ffast-math.
+// here, and only here; the build has no -ffast-math. Where the compiler does not know the pragma
+// it is ignored, and the loop means the same.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +21,16 @@
 #define FACTORMAX_INLINE inline __attribute__((always_inline))
 #else
 #define FACTORMAX_INLINE inline
+#endif
+
+// Stands before a loop that finds largest and smallest values, for gcc alone. clang starts such a
+// reduction at the largest finite number, so that all -inf would come out as finite, and MSVC does
+// not know it.
+#if defined(__GNUC__) && !defined(__clang__)
+#define FACTORMAX_PRAGMA(text) _Pragma(#text)
+#define FACTORMAX_EXTREMES(reductions) FACTORMAX_PRAGMA(omp simd reductions)
+#else
+#define FACTORMAX_EXTREMES(reductions)
 #endif
 
 namespace factormax {
@@ -49,15 +60,41 @@ FACTORMAX_INLINE void axpy(T alpha, Span<const T> x, Span<T> y) {
   for (int i = 0; i < x.size; ++i) y.data[i] += alpha * x.data[i];
 }
 
+// The largest of `floor` and of value(i) for i < n, each computed once; a NaN is passed over. Other
+// compilers than gcc vectorise it only if the lanes are written out.
+template <class T, class Value>
+FACTORMAX_INLINE T largest_of(int n, T floor, Value value) {
+#if defined(__GNUC__) && !defined(__clang__)
+  T largest = floor;
+  FACTORMAX_EXTREMES(reduction(max : largest))
+  for (int i = 0; i < n; ++i) {
+    const T candidate = value(i);
+    largest = candidate > largest ? candidate : largest;
+  }
+#else
+  constexpr int kLanes = 64 / sizeof(T);
+  T lanes[kLanes], largest = floor;
+  for (T& lane : lanes) lane = floor;
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+#pragma omp simd
+    for (int l = 0; l < kLanes; ++l) {
+      const T candidate = value(i + l);
+      lanes[l] = candidate > lanes[l] ? candidate : lanes[l];
+    }
+  }
+  for (const T lane : lanes) largest = lane > largest ? lane : largest;
+  for (; i < n; ++i) {
+    const T candidate = value(i);
+    largest = candidate > largest ? candidate : largest;
+  }
+#endif
+  return largest;
+}
+
 template <class T>
 FACTORMAX_INLINE T max_abs(Span<const T> a) {
-  T largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (int i = 0; i < a.size; ++i) {
-    const T magnitude = std::fabs(a.data[i]);
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
+  return largest_of(a.size, T(0), [a](int i) { return std::fabs(a.data[i]); });
 }
 
 // Whether there is no NaN and no infinity: times 0 they are NaN, and stay so in a sum.

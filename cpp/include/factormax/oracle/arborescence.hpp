@@ -30,7 +30,7 @@ namespace factormax::oracle {
 template <class X>
 FACTORMAX_INLINE int first_largest(const X* x, int n) {
   X most = x[0];
-#pragma omp simd reduction(max : most)
+  FACTORMAX_EXTREMES(reduction(max : most))
   for (int i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
   // Whole blocks first: the exit is then tested once for eight.
   int i = 0;
@@ -59,7 +59,7 @@ struct PresentWords {
     for (int m = 0; m < n; ++m) {
       const T* row = eta_u + m * n;
       T most = -inf, lowest = inf;
-#pragma omp simd reduction(max : most) reduction(min : lowest)
+      FACTORMAX_EXTREMES(reduction(max : most) reduction(min : lowest))
       for (int h = 0; h < n; ++h) {
         most = row[h] > most ? row[h] : most;
         lowest = row[h] < lowest ? row[h] : lowest;

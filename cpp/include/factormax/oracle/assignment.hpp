@@ -57,12 +57,10 @@ class Assignment {
     count_ = 0;
     for (int i = 0; i < rows_; ++i) {
       const T* eta = eta_u + i * cols_;
-      double most = -kInf;
-#pragma omp simd reduction(max : most)
-      for (int j = 0; j < cols_; ++j) {
-        most = larger(most, eta[j]);
+      const double most = largest_of(cols_, -kInf, [=](int j) {
         best[j] = larger(best[j], eta[j]);
-      }
+        return double(eta[j]);
+      });
       if (most != -kInf) present_[count_++] = i;
     }
     int usable = 0;
@@ -125,14 +123,14 @@ class Assignment {
       double scale = 0;
       for (int k = 0; k < count_; ++k) {
         const T* eta = row(eta_u, k);
-#pragma omp simd reduction(max : scale)
+        FACTORMAX_EXTREMES(reduction(max : scale))
         for (int j = 0; j < cols_; ++j) {
           const double size = eta[j] > 0 ? eta[j] : -eta[j];
           scale = size > scale && size < kInf ? size : scale;
         }
       }
       double lowest = kInf, highest = -kInf;
-#pragma omp simd reduction(min : lowest) reduction(max : highest)
+      FACTORMAX_EXTREMES(reduction(min : lowest) reduction(max : highest))
       for (int j = 0; j < cols_; ++j) {
         lowest = smaller(lowest, price[j]);
         highest = larger(highest, price[j]);
@@ -165,15 +163,10 @@ class Assignment {
     const T* eta = row(eta_u, k);
     const double *rank = rank_.data, *price = price_.data;
     double* value = loss_.data;
-    double most = -kInf;
-#pragma omp simd reduction(max : most)
-    for (int j = 0; j < n; ++j) {
-      value[j] = eta[j] - price[j];
-      most = larger(most, value[j]);
-    }
+    const double most = largest_of(n, -kInf, [=](int j) { return value[j] = eta[j] - price[j]; });
     if (most == -kInf) return kNone;
     double first = kInf, last = -kInf, below = -kInf;
-#pragma omp simd reduction(min : first) reduction(max : last, below)
+    FACTORMAX_EXTREMES(reduction(min : first) reduction(max : last, below))
     for (int j = 0; j < n; ++j) {
       const double v = value[j], r = rank[j];  // loaded whatever v is: a select, not a branch
       const double f = v == most ? r : kInf, l = v == most ? r : -kInf, b = v == most ? -kInf : v;
@@ -197,23 +190,19 @@ class Assignment {
     double *loss = loss_.data, *raised = raised_.data, *from = from_.data, *price = price_.data;
     const double* rank = rank_.data;
     const T* eta = row(eta_u, start);
-    double least = kInf;
-#pragma omp simd reduction(min : least)
-    for (int j = 0; j < n; ++j) {
+    double least = -largest_of(n, -kInf, [=](int j) {
       loss[j] = price[j] - eta[j];
       raised[j] = price[j];
       from[j] = start;
-      least = smaller(least, loss[j]);
-    }
+      return -loss[j];
+    });
     int scanned = 0, column;
     for (;;) {
       if (least == kInf) return false;
-      double first = kInf;
-#pragma omp simd reduction(min : first)
-      for (int j = 0; j < n; ++j) {
-        const double r = rank[j], f = loss[j] == least ? r : kInf;
-        first = f < first ? f : first;
-      }
+      const double first = -largest_of(n, -kInf, [=](int j) {
+        const double r = -rank[j];  // loaded whatever the loss is: a select, not a branch
+        return loss[j] == least ? r : -kInf;
+      });
       column = first < n ? int(first) : int(first) - n;
       if (first < n) break;
       scanned_[scanned] = column;
@@ -222,14 +211,12 @@ class Assignment {
       const double k = row_of_[column];
       eta = row(eta_u, row_of_[column]);
       const double now = (price[column] - eta[column]) - least;
-      least = kInf;
-#pragma omp simd reduction(min : least)
-      for (int j = 0; j < n; ++j) {
-        const double other = (raised[j] - eta[j]) - now;
-        from[j] = other < loss[j] ? k : from[j];
-        loss[j] = smaller(loss[j], other);
-        least = smaller(least, loss[j]);
-      }
+      least = -largest_of(n, -kInf, [=](int j) {
+        const double other = (raised[j] - eta[j]) - now, before = loss[j], by = from[j];
+        from[j] = other < before ? k : by;
+        loss[j] = smaller(before, other);
+        return -loss[j];
+      });
     }
     for (int i = 0; i < scanned; ++i) price[scanned_[i]] += least - loss_at_[i];
     for (int k = -1; k != start;) {

@@ -196,7 +196,7 @@ class FlowFace : public FlowRouting {
       for (int i = 0; i < S; ++i) {
         const double* score = eta_v + shape_.transition_at(t, i);
         double most = -std::numeric_limits<double>::infinity();
-#pragma omp simd reduction(max : most)
+        FACTORMAX_EXTREMES(reduction(max : most))
         for (int j = 0; j < S; ++j) {
           const double value = score[j] + here[j];
           most = value > most ? value : most;

@@ -73,7 +73,7 @@ class FlowInterior {
         if (!(to_[(t - 1) * S + i] + from_[(t - 1) * S + i] >= least_)) continue;
         const double *score = eta_v + shape_.transition_at(t, i), to = to_[(t - 1) * S + i];
         const double *here = x + t * S, *on = from_.data + t * S;
-#pragma omp simd reduction(min : lo) reduction(max : hi)
+        FACTORMAX_EXTREMES(reduction(min : lo) reduction(max : hi))
         for (int j = 0; j < S; ++j) {
           const bool live = to + score[j] + here[j] + on[j] >= least_;
           lo = live && score[j] < lo ? score[j] : lo;
@@ -226,7 +226,7 @@ class FlowInterior {
       for (int i = 0; i < S; ++i) {
         const double* score = eta_v + shape_.transition_at(t, i);
         double most = -inf;
-#pragma omp simd reduction(max : most)
+        FACTORMAX_EXTREMES(reduction(max : most))
         for (int j = 0; j < S; ++j) {
           const double value = score[j] + here[j] + on[j];
           most = value > most ? value : most;
@@ -338,7 +338,7 @@ class FlowInterior {
         const double *flow = flow_.data + e, *slack = slack_.data + e, *ratio = ratio_.data + e;
         double *flow_step = flow_step_.data + e, *slack_step = slack_step_.data + e;
         const double out = out_step_[(t - 1) * S + i];
-#pragma omp simd reduction(max : steepest)
+        FACTORMAX_EXTREMES(reduction(max : steepest))
         for (int j = 0; j < m; ++j) {
           const double change = out - in[j], moved = flow_step[j] - ratio[j] * change;
           slack_step[j] = change;
