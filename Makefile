@@ -105,6 +105,29 @@ test-jax:  ## the tests of JAX with the oldest and the newest version: JAX_RANGE
 	  $$env/bin/python -m pytest -W default tests/test_jax.py || exit 1; \
 	done
 
+# The package is built with the oldest build tools, and tested with what it claims to run with.
+OLDEST_BUILD ?= scikit-build-core==0.11.0 nanobind==2.5.0
+OLDEST ?= numpy==1.24.0 torch==2.4.0
+BOUNDS_ARGS ?= -n auto tests
+TEST_TOOLS := clarabel cvxpy hypothesis pytest pytest-xdist scipy
+
+define test_with
+	$(PYTHON) -m venv build/$(1)
+	build/$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) $(TEST_TOOLS) cmake ninja
+	PATH="$(CURDIR)/build/$(1)/bin:$$PATH" build/$(1)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=cmake.define.FACTORMAX_JAXLIB=OFF .
+	build/$(1)/bin/python -m pytest -W default $(BOUNDS_ARGS)
+endef
+
+.PHONY: test-oldest
+test-oldest:  ## the tests with the oldest versions allowed: OLDEST, PYTHON=python3.10
+	$(call test_with,oldest,$(OLDEST_BUILD) $(OLDEST))
+
+.PHONY: test-bare
+test-bare:  ## the tests without torch and JAX
+	$(call test_with,bare,scikit-build-core nanobind numpy)
+
 .PHONY: cpp-test
 cpp-test: cpp-test-sanitized cpp-test-released  ## C++ tests: under the sanitizers, and as released, with vector clones
 
@@ -205,6 +228,44 @@ wheel: $(STAMPS)/tools  ## build a wheel in dist/
 	headers=$(CURDIR)/$(HEADERS)/jaxlib; [ -d $$headers ] || headers=OFF; \
 	  $(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
 	  --config-settings=cmake.define.FACTORMAX_JAXLIB=$$headers
+
+# ---- Release -------------------------------------------------------------------------------------
+
+$(STAMPS)/release: constraints.txt | $(BIN)/python
+	$(PIP) abi3audit build check-jsonschema check-wheel-contents twine zizmor
+	@mkdir -p $(STAMPS) && touch $@
+
+.PHONY: check-workflows
+check-workflows: $(STAMPS)/release  ## the workflows against their schemas, then by zizmor
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms \
+	  .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(BIN)/zizmor --offline --persona=pedantic .github
+
+# The wheel is built from the source distribution, like that of somebody who has no other.
+.PHONY: check-dist
+check-dist: $(STAMPS)/tools $(STAMPS)/release  ## source distribution and wheel: build, check, install, smoke test
+	rm -rf dist build/clean
+	$(BIN)/python -m build --sdist --no-isolation .
+	@size=$$(wc -c < dist/*.tar.gz); echo "The source distribution has $$size bytes."; \
+	  [ $$size -lt 1000000 ] || { echo "More than 1 MB: see sdist.exclude in pyproject.toml."; exit 1; }
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --wheel-dir dist dist/*.tar.gz
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	for wheel in dist/*abi3*.whl; do [ ! -e "$$wheel" ] || $(BIN)/abi3audit --strict --report "$$wheel" || exit 1; done
+	$(BIN)/python -m venv build/clean
+	build/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/clean && bin/python ../../tests/smoke.py
+
+# Nothing here tags or uploads: the tag does, by the workflow Wheels.
+.PHONY: release
+release: lint test test-slow test-bare test-oldest test-jax check-workflows check-dist  ## everything to check before a version is tagged
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/factormax/__init__.py); \
+	  grep -q "^## \[$$version\]" CHANGELOG.md || { echo "CHANGELOG.md has no section [$$version]: see CONTRIBUTING.md, Release."; exit 1; }; \
+	  [ -z "$$(git status --porcelain)" ] || { echo "The working tree is not clean."; exit 1; }; \
+	  echo "All checks pass. To release: git tag v$$version && git push origin v$$version"
 
 .PHONY: clean
 clean:  ## remove build outputs and caches; keeps the venv

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 import time
@@ -47,6 +48,75 @@ def test_several_python_threads_at_once():
         for _ in range(5):
             for found, wanted in zip(pool.map(matching, range(8)), expected, strict=True):
                 np.testing.assert_array_equal(found, wanted)
+
+
+def solve_a_bit_of_everything(seed):
+    """Graphs that share what is remembered of their kind, and one solution read by all."""
+    rng = np.random.default_rng(seed % 3)
+    scores, found = rng.normal(size=(3, 5, 5)), []
+    for factors in (
+        lambda u: [fm.Xor(u, axis=1), fm.AtMostOne(u, axis=0)],
+        lambda u: [fm.Matching(u)],
+        lambda u: [fm.DepTree(u), fm.Budget(u, 2, axis=0)],
+        lambda u: [fm.Sequence(u, scores[0])],
+    ):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        for factor in factors(u):
+            fg.add(factor)
+        solution = fg.solve()
+        found += [u.value, solution.vjp({u: scores})[u], np.asarray(solution.objective)]
+    return found
+
+
+def test_many_threads_build_and_solve():
+    """At the same time where the interpreter has no lock; elsewhere in very short turns."""
+    expected = [solve_a_bit_of_everything(seed) for seed in range(3)]
+    start = threading.Barrier(16)
+
+    def work(seed):
+        start.wait()
+        return [solve_a_bit_of_everything(seed) for _ in range(5)]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            for seed, answers in enumerate(pool.map(work, range(16))):
+                for found in answers:
+                    for array, wanted in zip(found, expected[seed % 3], strict=True):
+                        np.testing.assert_array_equal(array, wanted)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_one_solution_is_read_by_many_threads():
+    scores = np.random.default_rng(0).normal(size=(4, 8, 8))
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(scores)
+    tree = fg.add(fm.DepTree(u))
+    solution = fg.solve()
+    start = threading.Barrier(8)
+
+    def read(_):
+        start.wait()
+        return solution.vjp({u: scores})[u], tree.probs
+
+    with ThreadPoolExecutor(8) as pool:
+        (grad, probs), *others = pool.map(read, range(8))
+    for other_grad, other_probs in others:
+        np.testing.assert_array_equal(other_grad, grad)
+        for one, other in zip(other_probs, probs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs an interpreter without the GIL"
+)
+def test_the_module_leaves_the_interpreter_without_its_lock():
+    """An extension module that does not say that it can do without turns the lock on again."""
+    done = run("import factormax, sys; print(sys._is_gil_enabled())")
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_the_interpreter_lock_is_released():
