@@ -5,7 +5,6 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?= -n auto
 BENCH_ARGS ?=
-DEMO_ARGS ?=
 DOCS_ARGS ?=
 MINUTES ?= 5
 SEED ?= 0
@@ -64,7 +63,7 @@ help:  ## list the targets
 
 .PHONY: demo
 demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer and save a picture
-	$(BIN)/python examples/matching_points.py $(DEMO_ARGS)
+	MPLBACKEND=Agg $(BIN)/python -W ignore::UserWarning:__main__ examples/matching_points.py
 
 # pip unpacks on one core: meanwhile the other compiles for the sanitizers.
 .PHONY: test

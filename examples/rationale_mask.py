@@ -1,31 +1,33 @@
-"""Learn which words explain a label: a rationale extractor's mask, by SequenceBudget.
+"""
+Extracting a rationale
+======================
 
-Sentences differ in length. Each holds one planted span of four neighbouring words of the same
-class, which is the label, and scattered words of all classes that only distract. A small network
-scores every word and every two neighbours; at most four words pass the mask; the label is predicted
-from these alone. Only the label is ever shown in training.
+A rationale extractor predicts a label and shows the few words that the prediction rests on: all
+others are masked before the classifier sees them. The mask must be sparse, short and contiguous, or
+nobody can read it, and it must be differentiable, because only labels are known, never rationales.
 
-You will see how much of the mask falls on the span before and after, and where the picture is:
-
-    python examples/rationale_mask.py
+`SequenceBudget` is such a mask. At most a given number of words pass, neighbours that pass together
+earn a bonus, and gradients flow through it to the scores of the words and to the bonus.
 """
 
-from __future__ import annotations
+# %%
+# The data
+# --------
+#
+# Sentences of 10 to 18 words. Each holds one planted span of four neighbouring words of the same
+# class, which is the label; words of all classes are scattered about it to distract.
 
-import argparse
-from pathlib import Path
-
+import matplotlib.pyplot as plt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import factormax as fm
 
 CLASSES, PLAIN, SPAN, LONGEST = 6, 9, 4, 18  # word ids below CLASSES carry a class
-BATCH = 32
 
 
-def make_batch(size: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_batch(size, random):
     """Words `(size, LONGEST)`, which of them are there, which are the span, and the labels."""
     place = torch.arange(LONGEST)
     lengths = torch.randint(10, LONGEST + 1, (size, 1), generator=random)
@@ -39,19 +41,25 @@ def make_batch(size: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tens
     return torch.where(span, labels[:, None], words), place < lengths, span, labels
 
 
-class Extractor(nn.Module):
-    """Scores words, masks all but a few, and predicts the label from what is left."""
+# %%
+# The model
+# ---------
+#
+# It scores every word, and every two neighbours by how alike they are. The graph is one variable
+# per word and one factor. What passes the mask is all that the classifier sees.
 
-    def __init__(self) -> None:
+
+class Extractor(nn.Module):
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(CLASSES + PLAIN, 16)
         self.scorer = nn.Linear(16, 1)
         nn.init.zeros_(self.scorer.weight)  # all words alike at first
         nn.init.constant_(self.scorer.bias, 0.2)
-        self.together = nn.Parameter(torch.full((16,), 0.02))  # a bonus if neighbours are alike
+        self.together = nn.Parameter(torch.full((16,), 0.02))
         self.classifier = nn.Linear(16, CLASSES, bias=False)
 
-    def mask(self, words: Tensor, present: Tensor) -> Tensor:
+    def mask(self, words, present):
         """How much of each word passes, `(batch, LONGEST)`; padding is masked, hence 0."""
         x = self.embedding(words)
         scores = self.scorer(x).squeeze(-1)
@@ -62,85 +70,63 @@ class Extractor(nn.Module):
         fg.solve()
         return u.value
 
-    def forward(self, words: Tensor, present: Tensor) -> Tensor:
+    def forward(self, words, present):
         weights = self.mask(words, present)
         return self.classifier((weights[..., None] * self.embedding(words)).sum(dim=1))
 
 
-def on_span(model: Extractor, words: Tensor, present: Tensor, span: Tensor) -> float:
-    """The share of the mask that falls on the span."""
-    with torch.no_grad():
-        weights = model.mask(words, present)
-    return float((weights * span).sum() / weights.sum().clamp(min=1e-9))
+# %%
+# Training
+# --------
+#
+# Only the labels are shown.
 
+STEPS = 100
+torch.manual_seed(0)
+model = Extractor()
+words, present, span, labels = make_batch(256, torch.Generator().manual_seed(1))  # held out
+before = model.mask(words, present).detach()
 
-def train(model: Extractor, steps: int, random: torch.Generator) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(steps):
-        words, present, _, labels = make_batch(BATCH, random)
-        loss = F.cross_entropy(model(words, present), labels)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+random = torch.Generator().manual_seed(2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+for _ in range(STEPS):
+    batch_words, batch_present, _, batch_labels = make_batch(32, random)
+    loss = F.cross_entropy(model(batch_words, batch_present), batch_labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
+after = model.mask(words, present).detach()
+right = (model(words, present).argmax(dim=1) == labels).float().mean()
+print(f"of the mask on the span: {(before * span).sum() / before.sum():.0%} before", end=", ")
+print(f"{(after * span).sum() / after.sum():.0%} after; labels right: {right:.0%}")
 
-def draw(path: Path, masks: dict[str, Tensor], words: Tensor, present: Tensor, span: Tensor):
-    """The masks of a few sentences, one per row; the span is outlined."""
-    import matplotlib
+# %%
+# What the mask lets pass, in blue, for ten held-out sentences. Letters are words that carry a
+# class; the planted span, which the model was never shown, is outlined.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
+figure, axes = plt.subplots(2, 1, figsize=(9, 6.4), layout="constrained")
+for ax, weights, title in zip(axes, (before, after), ("before", "after"), strict=True):
+    fm.plot.marginals(weights[:10], ax, mask=present[:10], numbers=False)
+    for i, j in present[:10].nonzero().tolist():
+        letter = "ABCDEF"[words[i, j]] if words[i, j] < CLASSES else "·"
+        dark = weights[i, j] > 0.6
+        ax.text(j, i, letter, ha="center", va="center", color="white" if dark else "#444444")
+    for i in range(10):
+        start = span[i].nonzero()[0].item() - 0.5
+        outline = plt.Rectangle((start, i - 0.5), SPAN, 1, fill=False, ec="#D55E00", lw=2)
+        ax.add_patch(outline)
+    ax.set(xticks=[], yticks=[], title=f"{title} training")
 
-    figure, axes = plt.subplots(1, len(masks), figsize=(13, 4.6), layout="constrained")
-    for ax, (title, mask) in zip(axes, masks.items(), strict=True):
-        ax.imshow(mask.where(present, torch.nan), cmap="Blues", vmin=0, vmax=1.3, aspect="auto")
-        for i, j in present.nonzero().tolist():
-            word = int(words[i, j])
-            letter = "ABCDEF"[word] if word < CLASSES else "·"
-            dark = mask[i, j] > 0.8
-            ax.text(j, i, letter, ha="center", va="center", color="white" if dark else "#444444")
-        for i, row in enumerate(span):
-            start = int(row.nonzero()[0]) - 0.5
-            outline = {"fill": False, "edgecolor": "#D1495B", "linewidth": 2, "clip_on": False}
-            ax.add_patch(Rectangle((start, i - 0.5), SPAN, 1, **outline))
-        ax.set_title(title, fontsize=14)
-        ax.set(xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-    axes[0].set_ylabel("sentences")
-    figure.supxlabel("red: the planted span; blue: what the mask lets pass; letters: classes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, facecolor="white")
-    plt.close(figure)
+plt.show()
 
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    picture = Path(__file__).parent / "output" / "rationale_mask.png"
-    parser.add_argument("--steps", type=int, default=100, help="training steps (%(default)s)")
-    parser.add_argument("--output", type=Path, default=picture, help="where the picture goes")
-    parser.add_argument("--no-plot", action="store_true", help="draw no picture")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_arguments()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    model = Extractor()
-    words, present, span, labels = make_batch(256, torch.Generator().manual_seed(1))
-    before, share = model.mask(words, present).detach(), on_span(model, words, present, span)
-    train(model, args.steps, torch.Generator().manual_seed(2))
-    after = model.mask(words, present).detach()
-    right = (model(words, present).argmax(dim=1) == labels).float().mean()
-    print(f"of the mask on the span: {share:.0%} before, ", end="")
-    print(f"{on_span(model, words, present, span):.0%} after; labels right: {right:.0%}")
-    if not args.no_plot:
-        few = slice(0, 10)
-        masks = {"before training": before[few], "after training": after[few]}
-        draw(args.output, masks, words[few], present[few], span[few])
-        print(f"The picture is in {args.output}")
-
-
-if __name__ == "__main__":
-    main()
+# %%
+# What to try next
+# ----------------
+#
+# * Start `together` at 0, so that neighbours earn no bonus at first, and watch the mask.
+# * `fm.nn.ContiguousSelection` is this mask as a layer, with one learned bonus for all neighbours
+#   and a temperature.
+# * Keep the factor that `fg.add` returns: its `structures` and `probs` are the few masks that the
+#   solution mixes, and `fm.plot.structures` draws them.
+# * In `eval()` a single, hard rationale may be wanted: `fg.solve_map()` returns the best one.

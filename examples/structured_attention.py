@@ -1,31 +1,35 @@
-"""Are two sentences made of the same words? Attention that matches one to one can tell.
+"""
+Structured attention
+====================
 
-They are if every word has a counterpart of its own: "A A B" and "B A A", in any order. "A A B" and
-"B B A" are not, although every word finds one. A small decomposable attention model attends,
-compares each word with what it attends to, adds up, and answers. It is trained twice: with softmax
-attention, and with `factormax.nn.Matching`. Only the answer is ever shown in training.
+Softmax attention lets every word look for itself. Two words may look at the same one, and a third
+may be looked at by nobody: there is no way to say that each word should have a counterpart of its
+own. A matching says just that.
 
-You will see how often each is right, and where the picture is:
-
-    python examples/structured_attention.py
+Are two sentences made of the same words? "A A B" and "B A A" are, in whatever order. "A A B" and
+"B B A" are not, although every word of the one finds itself in the other. The same small network is
+trained on this twice: with softmax attention, and with `factormax.nn.Matching`.
 """
 
-from __future__ import annotations
+# %%
+# The data
+# --------
+#
+# Pairs of sentences of three to seven letters. Half of them differ in that one letter is there once
+# too often, in place of another that is there once too seldom.
 
-import argparse
-from pathlib import Path
-
+import matplotlib.pyplot as plt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-import factormax.nn as fnn
+import factormax as fm
 
-LETTERS, SHORTEST, LONGEST, BATCH = 5, 3, 7, 64
+LETTERS, SHORTEST, LONGEST = 5, 3, 7
 
 
-def make_batch(size: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two sentences a row, `(size, LONGEST)` each, padded, how long they are, and the answers."""
+def make_batch(size, random):
+    """Two sentences per row, `(size, LONGEST)` each, padded; their lengths, and the answers."""
     first, second = torch.zeros(2, size, LONGEST, dtype=torch.long)
     lengths = torch.randint(SHORTEST, LONGEST + 1, (size,), generator=random)
     answers = torch.randint(0, 2, (size,), generator=random)
@@ -41,125 +45,117 @@ def make_batch(size: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tens
     return first, second, lengths, answers
 
 
-class SoftmaxAttention(nn.Module):
-    """Every word attends for itself, in both directions."""
+# %%
+# Two kinds of attention
+# ----------------------
+#
+# Both take scores `(batch, n, n)` and return weights for both directions. Softmax normalises rows
+# for the one and columns for the other. A matching is the same seen from either side.
 
-    def forward(self, scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        present = torch.arange(LONGEST) < lengths[:, None]
-        there = present[:, :, None] & present[:, None, :]
+
+def present(lengths):
+    return torch.arange(LONGEST) < lengths[:, None]
+
+
+class SoftmaxAttention(nn.Module):
+    def forward(self, scores, lengths):
+        there = present(lengths)[:, :, None] & present(lengths)[:, None, :]
         scores = scores.masked_fill(~there, -1e9)
         return scores.softmax(dim=2) * there, scores.softmax(dim=1) * there
 
 
 class MatchingAttention(nn.Module):
-    """One matching for both directions."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.matching = fnn.Matching()
+        self.matching = fm.nn.Matching()
 
-    def forward(self, scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, scores, lengths):
         weights = self.matching(scores, lengths=(lengths, lengths))
         return weights, weights
 
 
-class Comparer(nn.Module):
-    """Attend, compare, aggregate."""
+# %%
+# The network
+# -----------
+#
+# It attends, compares each word with what it attends to, adds up, and answers: a decomposable
+# attention model.
 
-    def __init__(self, attention: nn.Module, dim: int = 16) -> None:
+
+class Comparer(nn.Module):
+    def __init__(self, attention, dim=16):
         super().__init__()
         self.embedding = nn.Embedding(LETTERS, dim)
         self.attention = attention
         self.compare = nn.Sequential(nn.Linear(2 * dim, 32), nn.ReLU(), nn.Linear(32, 8))
         self.output = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
-    def attend(self, first: Tensor, second: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """How much each word attends to each of the other sentence, in both directions."""
+    def attend(self, first, second, lengths):
         scores = self.embedding(first) @ self.embedding(second).mT
         return self.attention(scores / 4, lengths)
 
-    def forward(self, first: Tensor, second: Tensor, lengths: Tensor) -> Tensor:
-        there = (torch.arange(LONGEST) < lengths[:, None])[..., None]
+    def forward(self, first, second, lengths):
         a, b = self.embedding(first), self.embedding(second)
         to_second, to_first = self.attend(first, second, lengths)
         of_first = self.compare(torch.cat([a, to_second @ b], dim=2))
         of_second = self.compare(torch.cat([to_first.mT @ a, b], dim=2))
-        return self.output(((of_first + of_second) * there).sum(dim=1)).squeeze(1)
+        heard = (of_first + of_second) * present(lengths)[..., None]
+        return self.output(heard.sum(dim=1)).squeeze(1)
 
 
-def train(model: Comparer, steps: int, random: torch.Generator) -> None:
+# %%
+# Training
+# --------
+#
+# The same initial weights, the same batches. Only the answers are shown.
+
+STEPS = 150
+test = make_batch(500, torch.Generator().manual_seed(1))
+random = torch.Generator().manual_seed(2)
+data = [make_batch(64, random) for _ in range(min(STEPS, 100))]
+models = {}
+for name, attention in (("softmax", SoftmaxAttention()), ("matching", MatchingAttention())):
+    torch.manual_seed(0)
+    model = models[name] = Comparer(attention)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = [make_batch(BATCH, random) for _ in range(min(steps, 100))]
-    for step in range(steps):
-        first, second, lengths, answers = data[step % len(data)]
-        loss = F.binary_cross_entropy_with_logits(model(first, second, lengths), answers.float())
+    for step in range(STEPS):
+        *inputs, answers = data[step % len(data)]
+        loss = F.binary_cross_entropy_with_logits(model(*inputs), answers.float())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-def accuracy(model: Comparer, test: tuple[Tensor, ...]) -> float:
-    *inputs, answers = test
     with torch.no_grad():
-        return float(((model(*inputs) > 0) == answers.bool()).float().mean())
+        right = ((model(*test[:3]) > 0) == test[3].bool()).float().mean()
+    print(f"{name} attention: {right:.0%} right")
 
+# %%
+# Softmax attention is no better than chance: each letter finds itself, however often it is there.
+# The picture shows a pair of sentences that agree, on top, and one that does not. Below each key is
+# the attention it receives in all; orange is what exceeds 1. The matching never exceeds it. Where
+# the sentences differ, one word is left with a counterpart of another kind, and that is what the
+# comparison needs to see.
 
-def draw(path: Path, models: dict[str, Comparer], test: tuple[Tensor, ...]) -> None:
-    """The attention in a pair of sentences that agrees, and in one that does not."""
-    import matplotlib
+first, second, lengths, answers = test
+figure, axes = plt.subplots(2, 2, figsize=(8, 8.6), layout="constrained")
+for column, (name, model) in enumerate(models.items()):
+    with torch.no_grad():
+        weights, _ = model.attend(first, second, lengths)
+    for row, answer in enumerate((1, 0)):
+        i = int(((lengths == 6) & (answers == answer)).nonzero()[0])
+        letters = [["ABCDE"[w] for w in words[i, :6]] for words in (first, second)]
+        ax = fm.plot.attention(
+            weights[i, :6, :6], axes[row, column], queries=letters[0], keys=letters[1]
+        )
+        ax.set(xlabel="", ylabel="")
+        ax.set_title(f"{name}, {'the same words' if answer else 'not the same words'}")
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+plt.show()
 
-    first, second, lengths, answers = test
-    chosen = [int(((lengths == 6) & (answers == a)).nonzero()[0]) for a in (1, 0)]
-    figure, axes = plt.subplots(2, len(models), figsize=(8, 8.6), layout="constrained")
-    for column, (title, model) in enumerate(models.items()):
-        with torch.no_grad():
-            weights, _ = model.attend(first, second, lengths)
-            right = (model(first, second, lengths) > 0) == answers.bool()
-        for row, i in enumerate(chosen):
-            ax, n = axes[row, column], int(lengths[i])
-            ax.imshow(weights[i, :n, :n], cmap="Blues", vmin=0, vmax=1.2)
-            for y, x in weights[i].round(decimals=2).nonzero().tolist():
-                dark = weights[i, y, x] > 0.7
-                text = f"{weights[i, y, x]:.2f}".removeprefix("0")
-                ax.text(x, y, text, ha="center", va="center", color="white" if dark else "#444444")
-            ax.set_xticks(range(n), ["ABCDE"[w] for w in second[i, :n]], fontsize=14)
-            ax.set_yticks(range(n), ["ABCDE"[w] for w in first[i, :n]], fontsize=14)
-            ax.tick_params(length=0, labeltop=True, labelbottom=False)
-            truth = "the same" if answers[i] else "not the same"
-            ax.set_xlabel(f"{truth}: answered {'right' if right[i] else 'wrong'}", fontsize=12)
-            ax.spines[:].set_visible(False)
-        axes[0, column].set_title(title, fontsize=15, pad=14)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, facecolor="white")
-    plt.close(figure)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    picture = Path(__file__).parent / "output" / "structured_attention.png"
-    parser.add_argument("--steps", type=int, default=150, help="training steps (%(default)s)")
-    parser.add_argument("--output", type=Path, default=picture, help="where the picture goes")
-    parser.add_argument("--no-plot", action="store_true", help="draw no picture")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_arguments()
-    torch.set_num_threads(1)
-    test = make_batch(500, torch.Generator().manual_seed(1))
-    models = {}
-    for name, attention in (("softmax", SoftmaxAttention), ("matching", MatchingAttention)):
-        torch.manual_seed(0)
-        models[name] = Comparer(attention())
-        train(models[name], args.steps, torch.Generator().manual_seed(2))
-        print(f"{name} attention: {accuracy(models[name], test):.0%} right")
-    if not args.no_plot:
-        draw(args.output, models, test)
-        print(f"The picture is in {args.output}")
-
-
-if __name__ == "__main__":
-    main()
+# %%
+# What to try next
+# ----------------
+#
+# * `fm.nn.Matching(temperature=0.2)` makes the attention sharper, `learn_temperature=True` learns
+#   how sharp.
+# * `complete=False` matches only where it pays, so that words may stay without a counterpart.
+# * `fm.nn.SequentialAlignment` prefers to align neighbours with neighbours.
