@@ -15,10 +15,10 @@ import factormax.nn as fnn
 torch.manual_seed(0)
 K, DOCUMENTS, DIM = 2, 12, 16
 content = torch.randn(DOCUMENTS, DIM)  # what a document says
-topic = torch.nn.functional.normalize(torch.randn(DOCUMENTS, DIM), dim=1)  # what it is about
+topic = torch.nn.functional.normalize(torch.randn(DOCUMENTS, DIM))  # what it is about
 relevant = torch.stack([torch.randperm(DOCUMENTS)[:K] for _ in range(64)])
-questions = topic[relevant].sum(dim=1)  # a question is about two topics, in a language
-questions = questions @ torch.linalg.qr(torch.randn(DIM, DIM))[0]  # that the retriever must learn
+language = torch.linalg.qr(torch.randn(DIM, DIM))[0]  # the retriever must learn it
+questions = topic[relevant].sum(dim=1) @ language  # about two topics each
 answers = content[relevant].sum(dim=1)
 
 # %%

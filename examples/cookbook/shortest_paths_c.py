@@ -31,18 +31,21 @@ int32_t path(const double* eta_u, int64_t d, const double* eta_v, int64_t s,
   const int64_t w = *(const int64_t*)data;
   double best[d]; /* of the paths that end here */
   for (int64_t i = 0; i < d; ++i) {
-    const double left = i % w ? best[i - 1] : -INFINITY, above = i < w ? -INFINITY : best[i - w];
+    const double left = i % w ? best[i - 1] : -INFINITY;
+    const double above = i >= w ? best[i - w] : -INFINITY;
     best[i] = eta_u[i] + (i ? fmax(left, above) : 0);
   }
   if (best[d - 1] == -INFINITY) return 1;
-  m[0] = 1;
-  for (int64_t i = d - 1; i > 0; i -= i < w || (i % w && best[i - 1] > best[i - w]) ? 1 : w)
+  for (int64_t i = d - 1;;) {
     m[i] = 1;
-  return 0;
+    if (i == 0) return 0;
+    const int from_left = i < w || (i % w && best[i - 1] > best[i - w]);
+    i -= from_left ? 1 : w;
+  }
 }
 """
 with tempfile.TemporaryDirectory() as folder:
-    command = ["cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder}/path.so", "-lm"]
+    command = ["cc", "-O2", "-shared", "-fPIC", "-xc", "-", "-o", f"{folder}/path.so"]
     subprocess.run(command, input=SOURCE, text=True, check=True)
     library = ctypes.CDLL(f"{folder}/path.so")
 

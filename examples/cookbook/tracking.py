@@ -16,11 +16,10 @@ import factormax as fm
 rng = np.random.default_rng(0)
 T, N = 8, 5  # frames, and detections per frame
 where = rng.uniform(0, 10, (T, N, 2))  # false alarms, for now
-expected = np.zeros((T, N))
-expected[:, 0] = expected[:, 1] = expected[3:, 2] = 1  # the third object comes late
+expected = np.arange(T)[:, None] >= [0, 0, 3, T, T]  # real: the third object comes late
 s = np.arange(T) / 2
 tracks = np.moveaxis([[2 + s, 2 + s], [2 + s, 7 - s], [9 - s, 1 + 0 * s]], -1, 0)
-where[expected > 0] = (tracks + rng.normal(0, 0.1, tracks.shape))[expected[:, :3] > 0]
+where[expected] = (tracks + rng.normal(0, 0.1, tracks.shape))[expected[:, :3]]
 
 # %%
 # A detection is worth 2, a link costs its squared length, and a birth or a death costs 3: so a
@@ -29,7 +28,8 @@ where[expected > 0] = (tracks + rng.normal(0, 0.1, tracks.shape))[expected[:, :3
 
 fg = fm.FactorGraph()
 real = fg.variable_from(np.full((T, N), 2.0), name="real")
-link = fg.variable_from(-((where[:-1, :, None] - where[1:, None]) ** 2).sum(axis=3), name="link")
+distance = np.linalg.norm(where[:-1, :, None] - where[1:, None], axis=3)
+link = fg.variable_from(-(distance**2), name="link")
 birth = fg.variable_from(np.full((T, N), -3.0), name="birth")
 death = fg.variable_from(np.full((T, N), -3.0), name="death")
 for t, i in np.ndindex(T, N):
