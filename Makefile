@@ -5,12 +5,12 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?= -n auto
 BENCH_ARGS ?=
-DOCS_ARGS ?=
 MINUTES ?= 5
 SEED ?= 0
 SIZE ?= small
 DTYPE ?= any
 FUZZ_ARGS ?=
+DOCS_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
