@@ -67,7 +67,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": ["tutorials", "cookbook"],
     "copyfile_regex": r"index\.rst",  # the cookbook brings its own, or it would be taken twice
     "filename_pattern": "",
-    "ignore_pattern": r"(^|/)(__init__|" + "|".join(untitled) + ")",  # programs, not pages
+    "ignore_pattern": r"(^|/)(" + "|".join(["__init__.py", *untitled]) + ")$",  # no pages
     "within_subsection_order": "FileNameSortKey",
     "backreferences_dir": "generated/backreferences",
     "doc_module": ("factormax",),
