@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -78,8 +79,12 @@ def test_only_the_infeasible_instances_of_a_batch(ask):
                 "AtLeast over u[:2]",
                 "Or over u[2:]",
             }
-    with pytest.raises(fm.InfeasibleError, match="For example: These exclude each other: Budget"):
+    first = next(place for place in np.ndindex(2, 3) if solution.conflict(place))
+    message = re.escape(f"The first is instance {first}. These exclude each other: Budget")
+    with pytest.raises(fm.InfeasibleError, match=message):
         ask(fg, on_failure="raise")
+    with pytest.warns(fm.NotConvergedWarning, match=message):
+        ask(fg)
     for bad in (0, (0,), (2, 0), (0, 0, 0), "x", None):
         with pytest.raises(fm.GraphError, match="is no index into a batch of shape"):
             solution.conflict(bad)

@@ -70,10 +70,18 @@ class Conflicts:
         factors: those of the graph, in its order.
         inputs: the numbers of the batch.
         raw: the solution.
+        batch_shape: the batch dimensions, for messages; None if only B is known.
     """
 
-    def __init__(self, factors: Sequence[BaseFactor], inputs: Inputs, raw: RawSolution) -> None:
+    def __init__(
+        self,
+        factors: Sequence[BaseFactor],
+        inputs: Inputs,
+        raw: RawSolution,
+        batch_shape: tuple[int, ...] | None = None,
+    ) -> None:
         self._factors = list(factors)
+        self._batch_shape = (inputs.batch,) if batch_shape is None else batch_shape
         self._inputs = inputs
         self._present = inputs.present
         self._proofs = raw.proofs
@@ -101,9 +109,13 @@ class Conflicts:
         return f"These exclude each other: {'; '.join(parts)}{more}."
 
     def of_first(self) -> str:
-        """What a message adds: the conflict of the first infeasible instance."""
-        text = self.describe(min(self._proofs))
-        return text and (" For example: " if len(self._present) > 1 else " ") + text
+        """What a message adds: the first infeasible instance, and its conflict."""
+        first = min(self._proofs)
+        text = self.describe(first)
+        if len(self._present) == 1:
+            return text and f" {text}"
+        place = tuple(int(i) for i in np.unravel_index(first, self._batch_shape))
+        return f" The first is instance {place}." + (text and f" {text}")
 
     def _masked(self, name: FactorName, instance: int) -> str:
         factor = name.factor
@@ -132,10 +144,13 @@ class Conflicts:
 
 
 def conflicts_of(
-    factors: Sequence[BaseFactor], inputs: Inputs, raw: RawSolution
+    factors: Sequence[BaseFactor],
+    inputs: Inputs,
+    raw: RawSolution,
+    batch_shape: tuple[int, ...] | None = None,
 ) -> Conflicts | None:
     """The conflicts of a solution; None if no instance is proved to be infeasible."""
-    return Conflicts(factors, inputs, raw) if raw.proofs else None
+    return Conflicts(factors, inputs, raw, batch_shape) if raw.proofs else None
 
 
 _NAMED = 8  # factors that a message names

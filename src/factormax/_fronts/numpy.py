@@ -52,7 +52,7 @@ def solve(
         task.batch_shape,
         options.query,
         differentiate=_Derivative(graph, task),
-        conflicts=conflicts_of(graph._factors, task.inputs, raw),
+        conflicts=conflicts_of(graph._factors, task.inputs, raw, task.batch_shape),
     )
     report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
@@ -65,7 +65,7 @@ def loss(
     task = start(graph, temperature)
     values, _, _ = evaluate(task.inputs, target, options, task.ask)
     _set_answer(graph, task)
-    conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
+    conflicts = conflicts_of(graph._factors, task.inputs, task.raw, task.batch_shape)
     report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return values.reshape(task.batch_shape)
 

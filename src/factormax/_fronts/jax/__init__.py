@@ -106,7 +106,7 @@ def _solve_now(
         task.batch_shape,
         options.query,
         jnp.asarray,
-        conflicts=conflicts_of(graph._factors, task.inputs, raw),
+        conflicts=conflicts_of(graph._factors, task.inputs, raw, task.batch_shape),
     )
     report_failures(raw, options.on_failure, solution, solution.conflicts)
     return solution
@@ -116,7 +116,7 @@ def _loss_now(graph: FactorGraph, target: Target, options: Options, temperature:
     task = _start(graph, temperature)
     values, _, _ = evaluate(task.inputs, target, options, task.ask)
     _set_answer(graph, task)
-    conflicts = conflicts_of(graph._factors, task.inputs, task.raw)
+    conflicts = conflicts_of(graph._factors, task.inputs, task.raw, task.batch_shape)
     report_failures(task.raw, options.on_failure, conflicts=conflicts)
     return jnp.asarray(values.astype(task.raw.mu.dtype).reshape(task.batch_shape))
 
