@@ -165,7 +165,7 @@ def tree_logic(n: int) -> Model:
     def build(seed: int, scale: float) -> fm.FactorGraph:
         rng = np.random.default_rng(seed)
         fg = tree_budgets(n, 2)(seed, scale)
-        u = fg._tensors[0].variable
+        u = fg._variables[0]
         truth = np.eye(n, k=-1, dtype=bool)
         truth[0, 0] = True
         added = 0

@@ -57,7 +57,7 @@ def run(quick: bool) -> tuple[str, dict[str, object]]:
             counts, asked = [], []
             for seed in seeds:
                 fg = build(seed, scale)
-                u = fg._tensors[0].variable
+                u = fg._variables[0]
                 solution = fg.solve(on_failure="ignore")
                 value = u.value
                 fg.solve(tol=1e-11, max_iter=20_000, warm_start=solution)

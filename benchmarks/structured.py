@@ -37,7 +37,7 @@ REFERENCE = {
 def certify(fg: fm.FactorGraph, solution: fm.Solution, rows: np.ndarray, best: Best) -> float:
     """A bound on ‖μ − μ*‖; rows: `(R, n)`, the inequality rows of the graph."""
     tensor = fg._tensors[0]
-    mu = tensor.variable.value.ravel()
+    mu = fg._variables[0].value.ravel()
     z = tensor.scores.ravel() - rows.T @ solution.multipliers.ravel()[: len(rows)]
     slack = z - mu
     gap = best(slack.reshape(tensor.shape)) - slack @ mu
@@ -64,7 +64,7 @@ def structured(quick: bool) -> Section:
         forward, backward, passes, calls, error = [], [], [], [], 0.0
         for seed in range(3 if quick else 7):
             fg = build(seed)
-            u = fg._tensors[0].variable
+            u = fg._variables[0]
             # The bound is the root of a gap, to which a row that lacks 1e-10 adds as much. So it is
             # for the exact solution, and what is timed is compared with that.
             exact = fg.solve(tol=1e-12, on_failure="raise")

@@ -224,7 +224,7 @@ def test_a_conflict_is_as_small_as_the_proof_allows():
                 one._scope = (ListedPart(2 * one._index[name.row[0]][None] + negated),)
                 one._count = 1
             again.add(one)
-        again._made.clear()  # whole factors, of which only a row was added
+        again._record.made.clear()  # whole factors, of which only a row was added
         assert again.solve(on_failure="ignore").status is fm.Status.INFEASIBLE
     assert infeasible > 20
 
@@ -275,7 +275,7 @@ def test_names_of_rows(make, names):
     u, v = fg.variable((2, 3, 2)), fg.variable(2, name="v")
     factor = make(u, v)
     signs = [None] * factor._count if factor._negated is None else factor._negated
-    found = [literals_name(fg, i, s) for i, s in zip(factor._index, signs, strict=True)]
+    found = [literals_name(fg._record, i, s) for i, s in zip(factor._index, signs, strict=True)]
     assert " | ".join(found) == names
 
 

@@ -69,7 +69,7 @@ CASES = {
     "gradients": """
         def work():
             fg = graph(rows)
-            fg.solve().vjp({fg._tensors[0].variable: np.ones((64, 12, 12))})
+            fg.solve().vjp({fg._variables[0]: np.ones((64, 12, 12))})
         in_background(work)
     """,
     "trees": "in_background(lambda: graph(tree).solve(on_failure='ignore'))",

@@ -7,6 +7,7 @@ factors' own scores likewise. What an array library has to offer for it is in `S
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -102,11 +103,13 @@ class Layout:
         self,
         batch_shape: tuple[int, ...],
         tensors: list[TensorSlot],
-        parts: list[Scores],
+        parts: Sequence[Scores],
     ) -> None:
         self.batch_shape = batch_shape
         self.batch = math.prod(batch_shape)  # B
         self.tensors = tensors
+        self.flat_shapes = [(self.batch, t.size) for t in tensors]
+        self.full_shapes = [(*batch_shape, *t.shape) for t in tensors]
         self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
 
     @classmethod
@@ -120,12 +123,10 @@ class Layout:
     def flat_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
         """`(B, n)`, from arrays `(*batch, *shape)` in this dtype; None is zero."""
         if len(scores) == 1 and scores[0] is not None:
-            return scores[0].reshape((self.batch, self.tensors[0].size))
+            return scores[0].reshape(self.flat_shapes[0])
         columns = [
-            xp.zeros((self.batch, t.size), dtype=dtype)
-            if s is None
-            else s.reshape((self.batch, t.size))
-            for s, t in zip(scores, self.tensors, strict=True)
+            xp.zeros(shape, dtype=dtype) if s is None else s.reshape(shape)
+            for s, shape in zip(scores, self.flat_shapes, strict=True)
         ]
         return xp.joined(columns)
 
@@ -170,10 +171,10 @@ class Layout:
     def by_tensor(self, columns: Any) -> list[Any]:
         """From `(B, n)` to `(*batch, *shape)` of each tensor."""
         if len(self.tensors) == 1:
-            return [columns.reshape((*self.batch_shape, *self.tensors[0].shape))]
+            return [columns.reshape(self.full_shapes[0])]
         return [
-            columns[:, t.start : t.start + t.size].reshape((*self.batch_shape, *t.shape))
-            for t in self.tensors
+            columns[:, t.start : t.start + t.size].reshape(shape)
+            for t, shape in zip(self.tensors, self.full_shapes, strict=True)
         ]
 
     def by_part(self, xp: Any, columns: Any) -> list[Any]:

@@ -30,14 +30,16 @@ class Remembered(Generic[T]):
         self._most = most
         self._found: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = Lock()
+        self._is_full = False
 
     def get(self, key: Hashable) -> T | None:
         """What was kept under this key; None if it is not there."""
-        with self._lock:
-            found = self._found.get(key)
-            if found is not None:
-                self._found.move_to_end(key)
-            return found
+        found = self._found.get(key)
+        if found is not None and self._is_full:  # before, nothing is forgotten anyway
+            with self._lock:
+                if key in self._found:
+                    self._found.move_to_end(key)
+        return found
 
     def keep(self, key: Hashable, value: T) -> None:
         """Remembers it."""
@@ -45,11 +47,13 @@ class Remembered(Generic[T]):
             self._found[key] = value
             while len(self._found) > self._most:
                 self._found.popitem(last=False)
+            self._is_full = len(self._found) == self._most
 
     def clear(self) -> None:
         """Forgets everything."""
         with self._lock:
             self._found.clear()
+            self._is_full = False
 
 
 _remembered: Remembered[Model] = Remembered(64)

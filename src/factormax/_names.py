@@ -11,32 +11,32 @@ import numpy.typing as npt
 from factormax.arrays import IndexArray
 
 if TYPE_CHECKING:
-    from factormax.graph import FactorGraph
+    from factormax.record import Record
 
 
-def scalar_name(graph: FactorGraph, index: int) -> str:
+def scalar_name(record: Record, index: int) -> str:
     """The name of a single variable, for example `u[2, 3]`."""
-    tensor = next(t for t in reversed(graph._tensors) if t.start <= index)
+    tensor = next(t for t in reversed(record.tensors) if t.start <= index)
     place = np.unravel_index(index - tensor.start, tensor.shape)
     return f"{tensor.name}[{', '.join(str(int(i)) for i in place)}]"
 
 
 def literals_name(
-    graph: FactorGraph, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None
+    record: Record, index: IndexArray, negated: npt.NDArray[np.bool_] | None = None
 ) -> str:
     """The name of some variables, for example `u[3, :]` or `a[0], ~b[2]`."""
     flags = np.zeros(len(index), dtype=bool) if negated is None else negated
-    starts = np.array([t.start for t in graph._tensors])
+    starts = np.array([t.start for t in record.tensors])
     owner = np.searchsorted(starts, index, side="right") - 1
     # One name for each run of variables of one tensor, negated or not.
     new = np.flatnonzero((np.diff(owner) != 0) | (np.diff(flags.astype(int)) != 0)) + 1
     names: list[str] = []
     for run in np.split(np.arange(len(index)), new):
         sign = "~" if flags[run[0]] else ""
-        tensor = graph._tensors[owner[run[0]]]
+        tensor = record.tensors[owner[run[0]]]
         text = _slice_text(index[run] - tensor.start, tensor.shape)
         texts = (
-            [scalar_name(graph, int(j)) for j in index[run[:5]]]
+            [scalar_name(record, int(j)) for j in index[run[:5]]]
             if text is None
             else [tensor.name + text]
         )

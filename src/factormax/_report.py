@@ -13,7 +13,10 @@ from factormax._raw import RawSolution
 from factormax.errors import InfeasibleError, NotConvergedError, NotConvergedWarning
 from factormax.status import Status
 
-__all__ = ["report_backward", "report_failures", "warn_caller"]
+__all__ = ["SURELY_EXACT", "report_backward", "report_failures", "warn_caller"]
+
+#: A relative residual of the backward system that float64 never misses, and float32 may.
+SURELY_EXACT = 1e-7
 
 
 def report_failures(
@@ -48,7 +51,7 @@ def report_backward(
     residual: npt.NDArray[np.float64], worst: float, dtype: np.dtype[Any], on_failure: str
 ) -> None:
     """The same for the system of the backward pass, by how far off each instance is."""
-    limit = 1e-7 if dtype.itemsize == 8 else 1e-3
+    limit = SURELY_EXACT if dtype.itemsize == 8 else 1e-3
     if worst <= limit or on_failure == "ignore":  # NaN is no such number
         return
     failed = ~(residual <= limit)

@@ -20,7 +20,7 @@ from factormax._inputs import Inputs
 from factormax._layout import NumpySpace
 from factormax._options import Options
 from factormax._raw import RawSolution
-from factormax._report import report_backward, report_failures
+from factormax._report import SURELY_EXACT, report_backward, report_failures
 from factormax.arrays import FloatArray, IndexArray, to_numpy
 from factormax.checks import check_scores
 from factormax.factors.structured import StructuredFactor
@@ -56,6 +56,9 @@ class Task:
         device: where the scores came from.
     """
 
+    temperature: FloatArray | None = None  # (B, 1)
+    _to_list: Inputs | None = None  # what to solve again if the structures are asked for
+
     def __init__(
         self,
         graph: FactorGraph,
@@ -68,7 +71,6 @@ class Task:
         self.form = form = graph._form()
         self.layout = layout = form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        self._to_list: Inputs | None = None
         eta_v = _no_scores(dtype)
         if layout.parts:
             # A copy: the backward pass looks at the signs, whatever became of the caller's array.
@@ -89,7 +91,6 @@ class Task:
         )
         if inputs.core.needs_a_look:
             self._check_scores(graph)
-        self.temperature: FloatArray | None = None  # (B, 1)
         if temperature is not None:
             self.temperature = spread_temperature(temperature, self.batch_shape)
             self.temperature_shape = tuple(temperature.shape)
@@ -118,7 +119,7 @@ class Task:
         self.batch_shape, self.batch = form.layout.batch_shape, form.layout.batch
         if batch is not None:
             self.batch_shape, self.batch = (batch,), batch
-        self.options, self.raw, self.temperature = options, raw, None
+        self.options, self.raw = options, raw
         self._to_list = None if listed else inputs
         return self
 
@@ -145,7 +146,8 @@ class Task:
     def ask(self, inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves with other numbers; the answer is then this task's."""
         self.options = options
-        self.raw = raw = answer(inputs, options, warm)
+        find = answer if options.linear else _engines.solve
+        self.raw = raw = find(inputs, options, warm)
         if self.form.places:
             # Copied: they may be the caller's, who may write into them before asking.
             all_there = lists_structures(raw.structures)
@@ -236,18 +238,20 @@ class Task:
         objective: npt.NDArray[Any] | None = None,
     ) -> Gradients:
         """From gradients of what `values` and `factor_values` gave to those of scores."""
-        dtype = self.inputs.eta_u.dtype
-        grad_mu: Any = self.layout.flat_scores(NumpySpace, grads, dtype)
-        grad_mu_v = None
+        layout, dtype = self.layout, self.inputs.eta_u.dtype
+        grad_mu: Any = layout.flat_scores(NumpySpace, grads, dtype)
+        grad_mu_v = weight = None
         if factor_grads and any([g is not None for g in factor_grads]):
-            grad_mu_v = self.layout.flat_factor_grads(NumpySpace, factor_grads, dtype)
-        weight = None if objective is None else np.asarray(objective).reshape(self.batch)
+            grad_mu_v = layout.flat_factor_grads(NumpySpace, factor_grads, dtype)
+        if objective is not None:
+            weight = np.asarray(objective).reshape(self.batch)
         if self.options.linear:
-            grads_uv = pull_back_linear(
+            found = pull_back_linear(
                 self.inputs, self.raw, self.options, grad_mu, grad_mu_v, weight
             )
-            return self.to_scores(*grads_uv)
-        return self.to_scores(*self._pull_back(self.raw, grad_mu, grad_mu_v, weight))
+        else:
+            found = self._pull_back(self.raw, grad_mu, grad_mu_v, weight)
+        return self.to_scores(*found)
 
     def _pull_back(
         self,
@@ -260,7 +264,8 @@ class Task:
         grad_u, grad_v, residual, worst = _engines.vjp(
             self.inputs, raw, grad_mu, grad_mu_v, grad_prob
         )
-        report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
+        if not worst <= SURELY_EXACT:  # NaN is no such number
+            report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
         return (grad_u, grad_v) if weight is None else with_objective(raw, grad_u, grad_v, weight)
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:

@@ -57,7 +57,7 @@ def name_of(factor: BaseFactor, k: int) -> FactorName:
     if factor._count == 1:
         return FactorName(factor.name, factor)
     negated = None if factor._negated is None else factor._negated[k]
-    text = f"{factor.kind} over {literals_name(factor.graph, factor._index[k], negated)}"
+    text = f"{factor.kind} over {literals_name(factor._record, factor._index[k], negated)}"
     whole = math.prod(factor._group_shape) == factor._count
     shape = factor._group_shape if whole else (k + 1,)
     return FactorName(text, factor, tuple(int(i) for i in np.unravel_index(k, shape)))
@@ -127,7 +127,7 @@ class Conflicts:
         if len(there) == len(index):
             return ""
         if len(there) <= 3:
-            left = [scalar_name(factor.graph, int(j)) for j in there]
+            left = [scalar_name(factor._record, int(j)) for j in there]
             return f" (all but {', '.join(left)} masked)" if left else " (all masked)"
         return f" ({len(index) - len(there)} of its {len(index)} variables masked)"
 

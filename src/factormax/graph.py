@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
@@ -18,7 +18,6 @@ from factormax._form import Form, form_of
 from factormax._options import MAP_METHODS, METHODS, Options
 from factormax._report import warn_caller
 from factormax.arrays import (
-    Array,
     ArrayLike,
     is_jax,
     is_real,
@@ -35,6 +34,7 @@ from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
+from factormax.record import Record, VariableTensor
 from factormax.scope import View, remembered_whole
 from factormax.solution import Solution
 from factormax.temperature import checked_temperature
@@ -43,24 +43,11 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FactorGraph", "TorchFactorGraph"]
+__all__ = ["FactorGraph", "TorchFactorGraph", "checked_options"]
 
 F = TypeVar("F", bound=BaseFactor)
 OnFailure: TypeAlias = Literal["warn", "raise", "ignore"]
 MOST = 2**31 - 1  # that the core counts to
-
-
-@dataclass(eq=False)
-class VariableTensor:
-    """A whole tensor of variables, as it was given."""
-
-    name: str
-    start: int  # in the graph's list of variables
-    size: int
-    shape: tuple[int, ...]  # without batch dimensions
-    scores: Any  # (*batch, *shape), or None for zero scores
-    mask: Any  # broadcastable to that, or None
-    variable: Variable
 
 
 class FactorGraph:
@@ -82,27 +69,28 @@ class FactorGraph:
     """
 
     def __init__(self, batch_dims: int = 0) -> None:
-        whole = isinstance(batch_dims, (int, np.integer)) and not isinstance(batch_dims, bool)
-        if not whole or batch_dims < 0:
-            raise GraphError(
-                f"batch_dims must be a whole number, at least 0, got {shown(batch_dims)}."
-            )
-        self.batch_dims = batch_dims = int(batch_dims)
-        self.batch_shape: tuple[int, ...] | None = () if batch_dims == 0 else None
-        self._tensors: list[VariableTensor] = []
+        if type(batch_dims) is not int or batch_dims < 0:
+            batch_dims = _checked_dims(batch_dims)
+        self._record = record = Record(batch_dims)
+        self.batch_dims, self.batch_shape = batch_dims, record.batch_shape
+        self._tensors = record.tensors
+        self._variables: list[Variable] = []  # of each of them
         self._factors: list[BaseFactor] = []
-        self._made: list[BaseFactor] = []  # over its variables, and not added so far
-        self._num_variables = 0
-        self._masked = False  # whether any variable has a mask
-        self._uses_torch = False  # whether there are scores that are torch tensors
-        self._uses_jax = False  # or arrays of JAX
-        self._formed: Form | None = None
         self._structured: list[StructuredFactor] = []
-        self._parts: list[Scores] | None = []
-        self._values: list[Any] | None = None
-        self._traced: tuple[Any, ...] | None = None  # how a compiled function solved it
-        self._factor_values: list[tuple[Scores, Any]] = []
-        self._structures: list[tuple[StructuredFactor, Any]] = []
+
+    if TYPE_CHECKING:  # annotations would be in `help`
+        _formed: Form | None
+        _parts: Sequence[Scores] | None
+        _traced: tuple[Any, ...] | None
+
+    # What a graph begins with; set on it when there is more to say.
+    _num_variables = 0
+    _masked = False  # whether any variable has a mask
+    _uses_torch = False  # whether there are scores that are torch tensors
+    _uses_jax = False  # or arrays of JAX
+    _formed = None
+    _parts = ()
+    _traced = None  # how a compiled function solved it
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, without the compiled model."""
@@ -133,20 +121,23 @@ class FactorGraph:
             self._check_library(label, given)
         if given.is_complex() if torch_scores else not is_real(given.dtype):
             raise GraphError(f"{label}: scores must be real numbers, got dtype {given.dtype}.")
-        self._uses_torch = self._uses_torch or torch_scores
-        self._uses_jax = self._uses_jax or (not torch_scores and is_jax(given))
+        if torch_scores:
+            self._uses_torch = True
+        elif is_jax(given):
+            self._uses_jax = True
         full = tuple(given.shape)
-        k = self.batch_dims
+        record = self._record
+        k = record.batch_dims
         if len(full) < k:
             raise ShapeError(
                 f"{label}: scores of shape {full} have fewer dimensions than batch_dims={k}."
             )
-        if k > 0:
-            if self.batch_shape is None:
-                self.batch_shape = full[:k]
-            elif self.batch_shape != full[:k]:
+        if k:
+            if record.batch_shape is None:
+                self.batch_shape = record.batch_shape = full[:k]
+            elif record.batch_shape != full[:k]:
                 raise ShapeError(
-                    f"{label}: the batch dimensions must be {self.batch_shape}, as of the "
+                    f"{label}: the batch dimensions must be {record.batch_shape}, as of the "
                     f"variables before, got scores of shape {full}."
                 )
         if mask is not None:
@@ -165,24 +156,28 @@ class FactorGraph:
 
     def add(self, factor: F) -> F:
         """Adds a factor over variables of this graph, and returns it."""
-        if not isinstance(factor, BaseFactor):
-            raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
-        if factor.graph is not self:
-            raise GraphError(f"{factor.name}: the variables belong to another graph.")
-        if factor._added:
-            raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
+        made = self._record.made
+        if made and made[-1] is factor:  # most often: over variables of this graph, and new
+            made.pop()
+        else:
+            self._check_addable(factor)
+            self._record.expect_no_more_of(factor)
         factor._added = True
         if factor._score_parts:
             self._take_scores(factor)
         self._factors.append(factor)
-        if self._made and self._made[-1] is factor:  # most often
-            self._made.pop()
-        else:
-            self._expect_no_more_of(factor)
         self._formed = None
         if isinstance(factor, StructuredFactor):
             self._structured.append(factor)
         return factor
+
+    def _check_addable(self, factor: BaseFactor) -> None:
+        if not isinstance(factor, BaseFactor):
+            raise GraphError(f"add takes a factor, such as fm.Xor(u), got {type(factor).__name__}.")
+        if factor._record is not self._record:
+            raise GraphError(f"{factor.name}: the variables belong to another graph.")
+        if factor._added:
+            raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
 
     def _take_scores(self, factor: BaseFactor) -> None:
         """Has a look at the scores of a factor that is added."""
@@ -196,14 +191,10 @@ class FactorGraph:
                 self._check_library(factor, part.given)
                 self._uses_jax = True
 
-    def _expect_no_more_of(self, factor: BaseFactor) -> None:
-        """No query warns that this factor was never added."""
-        self._made = [f for f in self._made if f is not factor]
-
     def _warn_of_forgotten(self) -> None:
         """Warns of factors that were made and never added, once."""
-        names = [f.name for f in self._made if f._complete]
-        self._made = []
+        names = [f.name for f in self._record.made if f._complete]
+        self._record.made.clear()
         if names:
             more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
             warn_caller(
@@ -219,8 +210,9 @@ class FactorGraph:
         start = self._num_variables
         size = math.prod(shape)
         whole = View.whole if is_tracing() else remembered_whole
-        variable = Variable(self, len(self._tensors), whole(start, shape))
-        self._tensors.append(VariableTensor(name, start, size, shape, scores, mask, variable))
+        variable = Variable(self._record, len(self._tensors), whole(start, shape))
+        self._tensors.append(VariableTensor(name, start, size, shape, scores, mask))
+        self._variables.append(variable)
         self._num_variables = start + size
         self._formed = None
         return variable
@@ -253,7 +245,7 @@ class FactorGraph:
         `on_failure` says what to do where the constraints do not hold up to `tol` in `max_iter`
         passes. `temperature` divides all scores. `method="admm"` is the paper's algorithm.
         """
-        options = _checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
+        options = checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
         if temperature is not None:
             temperature = self._checked_temperature(temperature)
         return self._ask(options, warm_start, temperature)
@@ -280,7 +272,7 @@ class FactorGraph:
     def _ask(
         self, options: Options, warm_start: Solution | None, temperature: Any = None
     ) -> Solution:
-        if self._made and not is_tracing():
+        if self._record.made and not is_tracing():
             self._warn_of_forgotten()
         front = self._front()
         return front.solve(self, options, warm_start, temperature)  # type: ignore[no-any-return]
@@ -323,7 +315,7 @@ class FactorGraph:
         No structure scores more than `upper_bound`. `surrogate` stands in for its gradient, 0.
         """
         one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
-        checked = _checked_options(
+        checked = checked_options(
             method, tol, max_iter, max_inner_iter, step_size, on_failure, linear=True
         )
         return self._ask(replace(checked, surrogate=surrogate), warm_start)
@@ -332,7 +324,7 @@ class FactorGraph:
         self, *, tol: float, max_iter: int, max_inner_iter: int, on_failure: str
     ) -> Solution:
         """The LP-MAP answer as a 0/1 structure, also where several tie; for the layers."""
-        checked = _checked_options(
+        checked = checked_options(
             "auto", tol, max_iter, max_inner_iter, 1.0, on_failure, linear=True
         )
         return self._ask(replace(checked, whole=True), None)
@@ -349,7 +341,7 @@ class FactorGraph:
         """Finds the best structure by branch and bound; it is proved to be if `optimal`, else the
         best found in `max_nodes` relaxations or `time_limit` seconds per instance (NaN: none was).
         """
-        checked = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
+        checked = checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
         nodes = whole_number("max_nodes", max_nodes, 1, MOST)
         if isinstance(time_limit, float) and time_limit == math.inf:
             time_limit = None
@@ -392,10 +384,10 @@ class FactorGraph:
     ) -> Any:
         from factormax.queries.loss import flat_target
 
-        if self._made:
+        if self._record.made:
             self._warn_of_forgotten()
         linear = kind != "sparsemap"
-        options = _checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=linear)
+        options = checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=linear)
         if temperature is not None:
             temperature = self._checked_temperature(temperature)
         if self._uses_torch:
@@ -418,10 +410,7 @@ class FactorGraph:
 
     def _params(self) -> list[Any]:
         """The parameters of all factors."""
-        params: list[Any] = []
-        for f in self._factors:
-            params += f._params
-        return params
+        return [param for f in self._factors if f._params for param in f._params]
 
     def _own_oracles(self) -> tuple[Any, ...]:
         """For each structured factor that of the user's own, or None; () if there is none."""
@@ -430,7 +419,7 @@ class FactorGraph:
         own = [(f if isinstance(f, Factor) else None, f._count) for f in self._structured]
         return tuple([factor for factor, count in own for _ in range(count)])
 
-    def _score_parts(self) -> list[Scores]:
+    def _score_parts(self) -> Sequence[Scores]:
         """The factors' own scores, in the order in which the core lays them out: pairs first."""
         if self._parts is None:
             pairs = [f for f in self._factors if not isinstance(f, StructuredFactor)]
@@ -452,12 +441,13 @@ class FactorGraph:
         """
         if not self._tensors:
             raise GraphError("The graph has no variables: add some with fg.variable_from(scores).")
-        if self.batch_shape is None:
+        shape = self._record.batch_shape
+        if shape is None:
             raise GraphError(
                 f"The batch size is unknown: no variable has scores. With batch_dims="
                 f"{self.batch_dims}, add one with fg.variable_from(scores)."
             )
-        return self.batch_shape
+        return shape
 
     def _check_multipliers(self, warm_start: Solution, batch: int, dual: int) -> Any:
         """The multipliers of an earlier solution, if they fit this graph."""
@@ -473,59 +463,15 @@ class FactorGraph:
 
     def _set_answer(
         self,
-        values: list[Any],
-        factor_values: list[tuple[Scores, Any]],
-        structures: list[tuple[StructuredFactor, Any]],
+        values: Sequence[Any],
+        factor_values: Sequence[tuple[Scores, Any]],
+        structures: Sequence[tuple[StructuredFactor, Any]],
     ) -> None:
         """Keeps the answer of a query, for `value`, `structures` and `probs` to hand out."""
-        self._values = values
-        self._factor_values = factor_values
-        self._structures = structures
-
-    # ---- answers ---------------------------------------------------------------------------------
-
-    def _value_of(self, variable: Variable) -> Any:
-        """The marginals of a variable; see `Variable.value`."""
-        if self._values is None or variable.position >= len(self._values):
-            raise GraphError(f"{variable.name} has no value yet: call fg.solve() first.")
-        value = self._values[variable.position]
-        if variable.keys:
-            tensor = self._tensors[variable.position]
-            batch = value.shape[: self.batch_dims]
-            value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
-        return 1 - value if variable.negated else value
-
-    def _factor_value_of(self, scores: Scores) -> Array:
-        """The marginals of a factor's scores; see `BaseFactor.value`."""
-        for owner, value in self._factor_values:
-            if owner is scores:
-                return value  # type: ignore[no-any-return]
-        raise GraphError(
-            f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
-        )
-
-    def _listed(self, factor: StructuredFactor, what: str) -> Any:
-        """What a structured factor hands out: its "structures", "probs" or "num_structures"."""
-        if may_be_traced() and self._uses_torch:
-            from factormax._fronts.torch import untraced
-
-            return untraced.listed(self, factor, what)
-        return getattr(self._answer_of(factor), what)
-
-    def _answer_of(self, factor: StructuredFactor) -> Any:
-        for owner, answer in self._structures:
-            if owner is factor:
-                if answer is None:  # found by a compiled solve, which does not list them
-                    self._front().list_structures(self)
-                    return self._answer_of(factor)
-                return answer
-        raise GraphError(
-            f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
-        )
-
-    def _variable_name(self, position: int) -> str:
-        """What messages call a tensor of variables."""
-        return self._tensors[position].name
+        record = self._record
+        record.values, record.factor_values, record.structures = values, factor_values, structures
+        if structures and structures[0][1] is None:
+            record.compiled = self
 
     def summary(self) -> None:
         """Prints a table of the variables and one of the factors."""
@@ -554,6 +500,13 @@ class FactorGraph:
 TorchFactorGraph = FactorGraph
 
 
+def _checked_dims(batch_dims: Any) -> int:
+    whole = isinstance(batch_dims, (int, np.integer)) and not isinstance(batch_dims, bool)
+    if not whole or batch_dims < 0:
+        raise GraphError(f"batch_dims must be a whole number, at least 0, got {shown(batch_dims)}.")
+    return int(batch_dims)
+
+
 def _as_array(label: str, scores: Any) -> npt.NDArray[Any]:
     if isinstance(scores, np.ma.MaskedArray):
         raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
@@ -576,7 +529,7 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
     return mask
 
 
-def _checked_options(*given: Any, linear: bool = False) -> Options:
+def checked_options(*given: Any, linear: bool = False) -> Options:
     """The arguments of a query, if they make sense; in the order of `_made_options`."""
     plain = tuple(map(type, given)) == (str, float, int, int, float, str)
     make: Callable[..., Options] = (

@@ -190,11 +190,14 @@ class Scope(NamedTuple):
         return cls(tuple(parts), parts[0].factors, sum([p.size for p in parts]), group_shape)
 
     @classmethod
-    def along(cls, view: View, negated: bool, axis: int | None) -> Scope:
-        """One factor over all variables of a view, or one along an axis, from 0."""
+    def along(cls, view: View, negated: bool, axis: int | None) -> Scope | None:
+        """One factor over all variables of a view, or one along an axis; None if it has none."""
         shape = view.shape
         if axis is None:
             return cls.of([view.part(negated, tuple(range(len(shape))))], ())
+        if not -len(shape) <= axis < len(shape):
+            return None
+        axis = axis % len(shape)
         return cls.of([view.part(negated, (axis,))], shape[:axis] + shape[axis + 1 :])
 
 

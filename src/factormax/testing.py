@@ -89,7 +89,7 @@ def check_factor(
         ...         return np.arange(len(eta_u)) == np.argmax(eta_u), []
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
-    factor.graph._expect_no_more_of(factor)
+    factor._record.expect_no_more_of(factor)
     if isinstance(factor, StructuredFactor) and factor._count != 1:
         raise GraphError(
             f"{factor.name}: check_factor takes one structured factor, not "
@@ -149,7 +149,7 @@ def _random_numbers(
     sample: Callable[[np.random.Generator], Any] | None,
 ) -> Inputs:
     """Half of the instances whole, half with masks that the factor accepts."""
-    n = factor.graph._num_variables
+    n = factor._record.num_variables
     scores = factor._count if isinstance(factor, Pair) else 0
     mask = rng.random((trials, n)) < (0.85 if isinstance(factor, StructuredFactor) else 0.7)
     mask[: (trials + 1) // 2 if masks else trials] = True
@@ -268,7 +268,7 @@ def _check_reference(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> N
 def _check_assignments(
     factor: BaseFactor, allowed: Callable[[npt.NDArray[np.bool_]], bool]
 ) -> None:
-    n = factor.graph._num_variables
+    n = factor._record.num_variables
     if n > 12:
         raise ValueError(f"allowed= takes at most 12 variables, the factor's graph has {n}.")
     model = model_of(n, [factor])

@@ -26,7 +26,7 @@ from factormax.errors import ShapeError, VariableIndexError
 from factormax.scope import AnyPart, ListedPart, View
 
 if TYPE_CHECKING:
-    from factormax.graph import FactorGraph
+    from factormax.record import Record
 
 __all__ = ["Variable"]
 
@@ -57,7 +57,7 @@ class Variable(Generic[ArrayT]):
 
     def __init__(
         self,
-        graph: FactorGraph,
+        record: Record,
         position: int,
         view: View | None,
         index: IndexArray | None = None,
@@ -65,7 +65,7 @@ class Variable(Generic[ArrayT]):
         negated: bool = False,
         distinct: bool = True,
     ) -> None:
-        self.graph = graph
+        self._record = record  # of its graph
         self.position = position  # of the whole tensor in the graph
         self.view = view  # None: `index` is no strided view
         self._index = index
@@ -103,7 +103,7 @@ class Variable(Generic[ArrayT]):
     @property
     def name(self) -> str:
         """How the variable is called in messages."""
-        text = self.graph._variable_name(self.position) + "".join(map(_key_text, self.keys))
+        text = self._record.tensors[self.position].name + "".join(map(_key_text, self.keys))
         return "~" + text if self.negated else text
 
     @property
@@ -113,7 +113,7 @@ class Variable(Generic[ArrayT]):
         Raises:
             GraphError: before any query.
         """
-        return self.graph._value_of(self)  # type: ignore[no-any-return]
+        return self._record.value_of(self)  # type: ignore[no-any-return]
 
     def negate(self) -> Variable[ArrayT]:
         """The negation, the same as `~u`."""
@@ -205,7 +205,7 @@ class Variable(Generic[ArrayT]):
     ) -> Variable[ArrayT]:
         """Other variables of the same tensor."""
         negated = self.negated if negated is None else negated
-        return Variable(self.graph, self.position, view, index, keys, negated, distinct)
+        return Variable(self._record, self.position, view, index, keys, negated, distinct)
 
     def __len__(self) -> int:
         if not self.shape:

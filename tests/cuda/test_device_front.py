@@ -21,7 +21,7 @@ from factormax import _engines  # noqa: E402
 from factormax._engines.cuda import driver  # noqa: E402
 from factormax._engines.cuda.device import TorchMachine  # noqa: E402
 from factormax._engines.cuda.engine import CudaEngine  # noqa: E402
-from factormax._fronts import torch as front  # noqa: E402
+from factormax._fronts.torch import plan  # noqa: E402
 from factormax._fronts.torch.arrays import Kind  # noqa: E402
 
 
@@ -68,11 +68,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     emulated = EmulatedEngine()
     monkeypatch.setattr(_engines, "ENGINES", [emulated, *_engines.ENGINES])
 
-    def kind_of(scores: Any) -> Kind:
-        dtype = scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
-        return Kind(scores.device, dtype, False)
+    def kind_of(place: Any, dtype: Any) -> Kind:
+        value = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        return Kind(place, value, False)
 
-    monkeypatch.setattr(front, "kind_of", kind_of)
+    monkeypatch.setattr(Kind, "of", kind_of)
+    plan._remembered_pattern.cache_clear()
+    request.addfinalizer(plan._remembered_pattern.cache_clear)
     yield "cpu"
     assert emulated.solves, "nothing was solved on the emulated device"
 

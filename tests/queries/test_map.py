@@ -481,7 +481,7 @@ def test_structured_factors_that_share_nothing_take_one_pass():
     fg.add(fm.SequenceBudget(v, 0.5, 3))
     solution = fg.solve_map()
     assert (solution.iterations == 1).all() and solution.integral.all()
-    np.testing.assert_array_equal(w.value, w.graph._tensors[2].scores > 0)
+    np.testing.assert_array_equal(w.value, w._record.tensors[2].scores > 0)
 
 
 @pytest.mark.parametrize("kind", [k for k in ALL if k not in ("Knapsack", "Pair")])

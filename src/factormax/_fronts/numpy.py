@@ -88,7 +88,7 @@ class _Derivative:
 
     def __init__(self, graph: FactorGraph, task: Task) -> None:
         self.graph, self.task = graph, task
-        self.tensors = list(graph._tensors)
+        self.tensors, self.variables = list(graph._tensors), list(graph._variables)
         self.parts, self.structured = graph._score_parts(), list(graph._structured)
 
     def __call__(
@@ -103,9 +103,10 @@ class _Derivative:
         if probs:
             found.append(task.pull_back_probs(self._of_probs(probs)))
         out: dict[Any, Any] = {}
-        for t, *grad in zip(self.tensors, *[f.variables for f in found], strict=True):
+        by_tensor = zip(self.variables, self.tensors, *[f.variables for f in found], strict=True)
+        for u, t, *grad in by_tensor:
             total = sum(grad[1:], grad[0])
-            out[t.variable] = total.astype(_value_dtype(t.scores), copy=False)
+            out[u] = total.astype(_value_dtype(t.scores), copy=False)
         if task.temperature is not None:
             out["temperature"] = sum([f.temperature for f in found])
         for part, *own in zip(self.parts, *[f.factors for f in found], strict=True):
@@ -137,15 +138,15 @@ class _Derivative:
                 raise GraphError(f"jvp: {key!r} has no scores in this solution.")
         values, factor_values, objective = task.push_forward(scores, own, heat)
         out: dict[Any, Any] = {
-            t.variable: value.astype(_value_dtype(t.scores), copy=False)
-            for t, value in zip(self.tensors, values, strict=True)
+            u: value.astype(_value_dtype(t.scores), copy=False)
+            for u, t, value in zip(self.variables, self.tensors, values, strict=True)
         }
         out |= dict(zip(names, factor_values, strict=True))
         return out | {"objective": objective}
 
     def _is_own(self, key: Any) -> bool:
         """Whether it is a variable that was solved for."""
-        own = isinstance(key, Variable) and key.graph is self.graph
+        own = isinstance(key, Variable) and key._record is self.graph._record
         return own and key.position < len(self.tensors)
 
     @staticmethod

@@ -34,7 +34,7 @@ from factormax.scope import (
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
-    from factormax.graph import FactorGraph
+    from factormax.record import Record
 
 __all__ = ["BaseFactor", "BoolArray", "Param", "Row", "RowFactor", "check_whole"]
 
@@ -45,11 +45,7 @@ _NUMBERS = count()  # that tell classes of one name apart
 
 
 class BaseFactor:
-    """Base class of all factors.
-
-    Attributes:
-        graph: the graph of its variables.
-    """
+    """Base class of all factors."""
 
     #: All classes by the name under which a compiled graph finds them; it keeps none alive.
     _registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
@@ -71,7 +67,7 @@ class BaseFactor:
 
     _rules: ClassVar[dict[int, _core.Rule]]  # of one made of rows, for each d
 
-    graph: FactorGraph
+    _record: Record  # of its graph
     _scope: tuple[AnyPart, ...]  # the variables of each of the k factors, part beside part
     _count: int  # k
     _size: int  # d, how many variables each has
@@ -80,6 +76,8 @@ class BaseFactor:
     _params: tuple[Param, ...] = ()
     _added: bool = False  # to its graph
     _score_parts: tuple[Scores, ...] = ()  # its own scores
+    _given: Sequence[Variable] = ()
+    _listed: bool = False  # whether they came in a list
 
     def __init__(
         self,
@@ -106,6 +104,14 @@ class BaseFactor:
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
     ) -> None:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
+        if isinstance(variables, Variable) and variables.view is not None:  # most often
+            if axis is None or type(axis) is int:
+                along = Scope.along if is_tracing() else remembered_scope
+                scope = along(variables.view, variables.negated, axis)
+                if scope is not None:
+                    self._given = [variables]
+                    self._keep(scope, variables.distinct)
+                    return
         several = isinstance(variables, (list, tuple))
         given: list[Any] = list(variables) if several else [variables]
         self._given, self._listed, self._axis = given, several, axis
@@ -117,14 +123,6 @@ class BaseFactor:
                     f"{self.kind} takes a variable of a FactorGraph or a list of them, "
                     f"got {type(u).__name__}. Make variables with fg.variable_from(scores)."
                 )
-        first = given[0]
-        if len(given) == 1 and first.view is not None:  # most often
-            ndim = len(first.shape)
-            if axis is None or (type(axis) is int and -ndim <= axis < ndim):
-                along = Scope.along if is_tracing() else remembered_scope
-                last = axis if axis is None else axis % ndim
-                self._keep(along(first.view, first.negated, last), first.distinct)
-                return
         shape: tuple[int, ...] = ()
         if axis is None:
             parts = [u.part(tuple(range(u.ndim))) for u in given]
@@ -138,20 +136,20 @@ class BaseFactor:
                     f"that axis, got {[u.shape for u in given]}."
                 )
             parts = [u.part(last) for u, last in zip(given, axes, strict=True)]
-        self._keep(Scope.of(parts, shape), len(given) == 1 and first.distinct)
+        self._keep(Scope.of(parts, shape), len(given) == 1 and given[0].distinct)
 
     def _keep(self, scope: Scope, distinct: bool) -> None:
         """Keeps what its variables are, and tells the graph of the factor."""
         given = self._given
-        self.graph = graph = given[0].graph
-        if len(given) > 1 and any([u.graph is not graph for u in given]):
+        self._record = record = given[0]._record
+        if len(given) > 1 and any([u._record is not record for u in given]):
             raise GraphError(f"{self.name}: the variables belong to different graphs.")
         self._scope, self._count, self._size, self._group_shape = scope
-        if self._size == 0 and self._count > 0:
+        if not self._size and self._count:
             raise GraphError(f"{self.name}: there is no variable in it.")
         if not distinct:
             self._check_distinct()
-        graph._made.append(self)
+        record.made.append(self)
 
     def _take_side_by_side(
         self,
@@ -167,7 +165,7 @@ class BaseFactor:
             self._take(variables, axis)
             return
         given: list[Any] = [variables, *others]
-        self._given, self._listed = given, False
+        self._given = given
         for u in given:
             if not isinstance(u, Variable):
                 raise GraphError(
@@ -227,7 +225,7 @@ class BaseFactor:
         twice = repeated_variable(self._index)
         if twice is not None:
             raise GraphError(
-                f"{self.name}: {scalar_name(self.graph, twice)} is in it twice. "
+                f"{self.name}: {scalar_name(self._record, twice)} is in it twice. "
                 f"List every variable once."
             )
 
@@ -260,7 +258,7 @@ class BaseFactor:
         """The marginals of the factor's own scores, in their shape, batch dimensions in front."""
         if not self._score_parts:
             raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
-        return self.graph._factor_value_of(self._score_parts[0])
+        return self._record.factor_value_of(self._score_parts[0])
 
     @property
     def _key(self) -> tuple[Any, ...]:

@@ -164,7 +164,7 @@ class Factor(StructuredFactor):
 
     def _own_scores(self, scores: ArrayLike) -> Scores:
         given = as_scores(self, "scores", scores)
-        found, batch = tuple(given.shape), self.graph.batch_shape or ()
+        found, batch = tuple(given.shape), self._record.batch_shape or ()
         if self.score_dims is not None and self.score_dims not in (
             len(found),
             len(found) - len(batch),

@@ -64,7 +64,7 @@ class Pair(BaseFactor):
         self._keep(Scope.of(parts, shapes[0]), apart)
         given = as_scores(self, "scores", scores)
         shape = self._group_shape
-        if shape == () and tuple(given.shape) == (1,) and self.graph.batch_dims != 1:
+        if shape == () and tuple(given.shape) == (1,) and self._record.batch_dims != 1:
             shape = (1,)  # with one batch dimension, it is that one that is broadcast
         self._score_parts = (take_scores(self, "scores", given, shape),)
 

@@ -44,7 +44,7 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
             f"{word}.detach()."
         )
     array: Any = _numbers(factor, word, value)
-    batch = factor.graph.batch_shape
+    batch = factor._record.batch_shape
     size = math.prod(shape)
     try:
         if array.ndim <= len(shape):

@@ -76,7 +76,7 @@ def take_scores(
     """
     array = as_scores(factor, label, given)
     found = tuple(array.shape)
-    batch = factor.graph.batch_shape
+    batch = factor._record.batch_shape
     shared = len(found) <= len(shape)
     target = shape if shared else (*(batch or ()), *shape)
     fits = len(found) <= len(target) and all(
@@ -85,5 +85,5 @@ def take_scores(
     if not fits or (not shared and len(found) != len(target)):
         wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
         raise ShapeError(f"{factor.name}: {label} must have shape {wanted}, got {found}.")
-    own = found if shared else found[factor.graph.batch_dims :]
+    own = found if shared else found[factor._record.batch_dims :]
     return Scores(factor, label, array, shape, own, allow_minus_inf)

@@ -78,7 +78,7 @@ class Sequence(StructuredFactor):
     ) -> tuple[int, ...]:
         """Shared by the steps, or one for each: as the dimensions and sizes tell."""
         shared, each = (states, states), (length - 1, states, states)
-        batch = self.graph.batch_shape or ()
+        batch = self._record.batch_shape or ()
         if batch and found == each == (*batch, *shared):
             raise ShapeError(
                 f"{self.name}: transitions of shape {found} may be one for each step or one "

@@ -65,7 +65,7 @@ class SequenceBudget(StructuredFactor):
         self._slots = length
 
     def _transition_shape(self, found: tuple[int, ...], length: int) -> tuple[int, ...]:
-        batch = self.graph.batch_shape or ()
+        batch = self._record.batch_shape or ()
         each = (length - 1,)
         if batch and found == each == batch:
             raise ShapeError(

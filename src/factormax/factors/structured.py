@@ -185,7 +185,7 @@ class StructuredFactor(BaseFactor):
         Raises:
             GraphError: before any query, and inside `torch.compile`.
         """
-        return self.graph._listed(self, "structures")  # type: ignore[no-any-return]
+        return self._record.listed(self, "structures")  # type: ignore[no-any-return]
 
     @property
     def probs(self) -> Array:
@@ -195,12 +195,12 @@ class StructuredFactor(BaseFactor):
         where a solution can be made up of other structures too, which ones are held is not defined,
         and the gradient is the one for those that are.
         """
-        return self.graph._listed(self, "probs")  # type: ignore[no-any-return]
+        return self._record.listed(self, "probs")  # type: ignore[no-any-return]
 
     @property
     def num_structures(self) -> Array:
         """How many structures each instance has, `(*batch,)`."""
-        return self.graph._listed(self, "num_structures")  # type: ignore[no-any-return]
+        return self._record.listed(self, "num_structures")  # type: ignore[no-any-return]
 
 
 def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray:

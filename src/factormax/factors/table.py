@@ -74,7 +74,7 @@ class Table(StructuredFactor):
         return True
 
     def _check_scores(self, found: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        batch = self.graph.batch_shape or ()
+        batch = self._record.batch_shape or ()
         full = (*self._group_shape, *sizes)
         fits = [full, (*batch, *full)]
         if self._group_shape:  # or the same for all the tables

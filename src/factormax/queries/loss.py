@@ -151,7 +151,7 @@ def check_target(
     if not isinstance(targets, Mapping) or not targets:
         raise GraphError("loss takes a dict from variables to 0/1 targets, as in loss({u: y}).")
     for u in targets:
-        if not isinstance(u, Variable) or u.graph is not graph:
+        if not isinstance(u, Variable) or u._record is not graph._record:
             raise GraphError(f"loss: {u!r} is no variable of this graph.")
         if u.negated:
             raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
@@ -159,7 +159,7 @@ def check_target(
     for u in targets:
         counts += np.bincount(u.index.reshape(-1), minlength=graph._num_variables)
     if counts.max(initial=0) > 1:
-        twice = scalar_name(graph, int(np.argmax(counts)))
+        twice = scalar_name(graph._record, int(np.argmax(counts)))
         raise GraphError(f"loss: {twice} has two targets. Give one for every variable.")
     given = counts > 0
     if given.all():  # no need to look at masks, which may be on a device
@@ -171,8 +171,8 @@ def check_target(
     missing = np.flatnonzero(needed & ~given)
     if len(missing):
         raise GraphError(
-            f"loss: {scalar_name(graph, int(missing[0]))} has no target. Give one for every "
-            f"variable; mask= says which of its entries are not known."
+            f"loss: {scalar_name(graph._record, int(missing[0]))} has no target. Give one for "
+            f"every variable; mask= says which of its entries are not known."
         )
     return given
 
@@ -229,7 +229,7 @@ def by_variable(
     if not isinstance(given, Mapping):
         return [(u, given) for u in targets]
     for u in given:
-        if not isinstance(u, Variable) or u.graph is not graph or u.negated:
+        if not isinstance(u, Variable) or u._record is not graph._record or u.negated:
             raise GraphError(f"loss: {word} has {u!r}, which is no variable of this graph.")
     return given.items()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ __all__ = [
     "Kind",
     "TorchSpace",
     "as_numpy",
+    "as_tensor",
     "compute_dtype",
     "device_numbers",
-    "kind_of",
     "match",
     "numbers_of",
     "plain_numbers_of",
@@ -60,7 +60,6 @@ class DeviceSpace(TorchSpace):
         self.ones: Any = partial(torch.ones, dtype=torch.bool, device=device)
 
 
-@lru_cache(maxsize=16)
 def space_of(device: torch.device) -> Any:
     """That of a device."""
     return TorchSpace if device.type == "cpu" else DeviceSpace(device)
@@ -89,6 +88,11 @@ def put(scores: Tensor, place: torch.device, dtype: torch.dtype) -> Tensor:
 def as_numpy(tensor: Tensor) -> Any:
     """The memory of a CPU tensor, or a copy of another's, without its history."""
     return (tensor.detach() if tensor.is_cpu else tensor.detach().cpu()).numpy()
+
+
+def as_tensor(param: Any) -> Tensor:
+    """A copy, if it is an array: NumPy may not let it be written to, of which torch would warn."""
+    return param if isinstance(param, Tensor) else torch.tensor(param)
 
 
 def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:
@@ -130,22 +134,14 @@ class Kind(NamedTuple):
             return found
         return found.to(self.device, self.dtype)
 
-    def plain_tensor(self, array: Any) -> Tensor:
-        """The same of an array, on the CPU."""
-        found = torch.from_numpy(array)
-        return found if found.dtype == self.dtype else found.to(self.dtype)
-
     def wrap(self, array: Any) -> Tensor:
         """Any array as a tensor on the device; real numbers in the dtype."""
         tensor = torch.as_tensor(np.asarray(array), device=self.device)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-
-def kind_of(scores: Tensor) -> Kind:
-    """That of the marginals of these scores."""
-    same = scores.is_floating_point()
-    dtype = scores.dtype if same else torch.get_default_dtype()
-    return _remembered_kind(scores.device, dtype, scores.is_cpu, same)
-
-
-_remembered_kind = lru_cache(maxsize=64)(Kind)
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype) -> Kind:
+        """That of the marginals of scores on this device, in this dtype."""
+        same = dtype.is_floating_point
+        value = dtype if same else torch.get_default_dtype()
+        return cls(device, value, device.type == "cpu", same)

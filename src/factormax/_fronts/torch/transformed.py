@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._fronts.torch.arrays import as_numpy, compute_dtype, match, put, space_of
+from factormax._fronts.torch.arrays import as_numpy, as_tensor, compute_dtype, match, put, space_of
 from factormax._fronts.torch.jacobian import Applied, by_instance, merged, require_linear
 from factormax._fronts.torch.optimum import Optimum
 from factormax._inputs import Inputs
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = [
-    "as_tensor",
     "cooled",
     "first_tensor",
     "flat_numbers",
@@ -305,7 +304,8 @@ def solve_transformed(
     listing = FlatListing(plan, place, eta_u, eta_v)
     apply: Any = Optimum.apply
     objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
-    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
+    like = first_tensor(graph)
+    answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     numbers = (mu, mu_v, objective, tau, report.T)
     return set_answer(graph, layout, *numbers, options, answers, plan.task.raw.engine)
 
@@ -357,7 +357,8 @@ def loss_transformed(
     listing = FlatListing(plan, place, eta_u.detach(), eta_v.detach())
     apply: Any = Optimum.apply
     value = apply(losses, None, eta_u, eta_v, grad_u, grad_v)
-    answers = [(f, FlatAnswer(listing, i, f)) for i, f in enumerate(graph._structured)]
+    like = first_tensor(graph)
+    answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     layout = plan.form.layout
     numbers = (mu, mu_v, value, tau, report.T)
     solution = set_answer(graph, layout, *numbers, options, answers, plan.task.raw.engine)
@@ -391,11 +392,6 @@ def flat_target(
     if (np.diff(laid_out) < 0).any():
         values = values[:, torch.from_numpy(np.argsort(laid_out)).to(place)]
     return values
-
-
-def as_tensor(param: Any) -> Tensor:
-    """A copy, if it is an array: NumPy may not let it be written to, of which torch would warn."""
-    return param if isinstance(param, Tensor) else torch.tensor(param)
 
 
 def flat_numbers(
@@ -492,10 +488,10 @@ class FlatListing:
 class FlatAnswer:
     """What a structured factor hands out: the rows of a transform's instances."""
 
-    def __init__(self, listing: FlatListing, number: int, factor: Any) -> None:
+    def __init__(self, listing: FlatListing, number: int, factor: Any, like: Tensor) -> None:
         self.listing, self.number = listing, number
         self.size, self.laid_out = factor._size, factor._laid_out
-        self.like = first_tensor(factor.graph)
+        self.like = like
 
     @property
     def _support(self) -> Support:

@@ -14,6 +14,7 @@ import torch
 from factormax._fronts.torch import find_optimum as find_eagerly
 from factormax._fronts.torch import solve_eager
 from factormax.graph import FactorGraph
+from factormax.record import Record
 
 __all__ = ["find_optimum", "listed", "loss", "solve", "solve_map", "solve_own"]
 
@@ -34,8 +35,8 @@ find_optimum = _hidden(find_eagerly, "the objective of a solve outside of the co
 loss = _hidden(FactorGraph._loss, "loss can't be compiled.")
 
 
-def _listed(graph: FactorGraph, factor: Any, what: str) -> Any:
-    return getattr(graph._answer_of(factor), what)
+def _listed(record: Record, factor: Any, what: str) -> Any:
+    return getattr(record.answer_of(factor), what)
 
 
 listed = _hidden(_listed, "structures and probs can't be had in a compiled graph.")

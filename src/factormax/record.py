@@ -1,0 +1,102 @@
+"""What the variables and factors of a graph know of it.
+
+They refer to this and not to the graph, which refers to them: so there are no cycles, and a graph
+is freed as soon as nobody holds it. A training loop builds one at each step, and would pay for the
+garbage collector otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from factormax.arrays import Array, may_be_traced
+from factormax.errors import GraphError
+
+if TYPE_CHECKING:
+    from factormax.factors.base import BaseFactor
+    from factormax.factors.scores import Scores
+    from factormax.factors.structured import StructuredFactor
+    from factormax.graph import FactorGraph
+    from factormax.variable import Variable
+
+__all__ = ["Record", "VariableTensor"]
+
+
+@dataclass(eq=False)
+class VariableTensor:
+    """A whole tensor of variables, as it was given."""
+
+    name: str
+    start: int  # in the graph's list of variables
+    size: int
+    shape: tuple[int, ...]  # without batch dimensions
+    scores: Any  # (*batch, *shape), or None for zero scores
+    mask: Any  # broadcastable to that, or None
+
+
+class Record:
+    """The variables of a graph, and the answers of the last query."""
+
+    values: Sequence[Any] | None = None  # of each tensor of variables
+    factor_values: Sequence[tuple[Scores, Any]] = ()
+    structures: Sequence[tuple[StructuredFactor, Any]] = ()
+    #: The graph, if a compiled function solved it: to list structures, it is solved again.
+    compiled: FactorGraph | None = None
+
+    def __init__(self, batch_dims: int) -> None:
+        self.batch_dims = batch_dims
+        self.batch_shape: tuple[int, ...] | None = None if batch_dims else ()
+        self.tensors: list[VariableTensor] = []
+        self.made: list[BaseFactor] = []  # factors over the variables, not added so far
+
+    @property
+    def num_variables(self) -> int:
+        """How many binary variables there are."""
+        return sum([t.size for t in self.tensors])
+
+    def expect_no_more_of(self, factor: BaseFactor) -> None:
+        """No query warns that this factor was never added."""
+        self.made[:] = [f for f in self.made if f is not factor]
+
+    def value_of(self, variable: Variable) -> Any:
+        """The marginals of a variable; see `Variable.value`."""
+        if self.values is None or variable.position >= len(self.values):
+            raise GraphError(f"{variable.name} has no value yet: call fg.solve() first.")
+        value = self.values[variable.position]
+        if variable.keys:
+            tensor = self.tensors[variable.position]
+            batch = value.shape[: self.batch_dims]
+            value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
+        return 1 - value if variable.negated else value
+
+    def factor_value_of(self, scores: Scores) -> Array:
+        """The marginals of a factor's scores; see `BaseFactor.value`."""
+        for owner, value in self.factor_values:
+            if owner is scores:
+                return value  # type: ignore[no-any-return]
+        raise GraphError(
+            f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
+        )
+
+    def listed(self, factor: StructuredFactor, what: str) -> Any:
+        """What a structured factor hands out: its "structures", "probs" or "num_structures"."""
+        if may_be_traced():
+            from factormax._fronts.torch import untraced
+
+            return untraced.listed(self, factor, what)
+        return getattr(self.answer_of(factor), what)
+
+    def answer_of(self, factor: StructuredFactor) -> Any:
+        """What the last query found of a structured factor."""
+        for owner, answer in self.structures:
+            if owner is factor:
+                if answer is None:  # found by a compiled solve, which does not list them
+                    assert self.compiled is not None
+                    self.compiled._front().list_structures(self.compiled)
+                    return self.answer_of(factor)
+                return answer
+        raise GraphError(
+            f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
+        )
