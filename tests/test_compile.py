@@ -161,7 +161,7 @@ def test_a_parameter_that_is_wrong_is_refused_when_it_comes():
     compiled = torch.compile(knapsacks, fullgraph=True, backend="aot_eager")
     weights = torch.ones(3, 4, dtype=torch.float64)
     compiled(randn(2, 3, 4), weights, torch.tensor(2.0))
-    with pytest.raises(ValueError, match="Knapsack"):
+    with pytest.raises(ValueError, match="Knapsack over u"):
         compiled(randn(2, 3, 4), -weights, torch.tensor(2.0))
 
 
@@ -200,3 +200,43 @@ def test_transforms_inside_a_compiled_function():
     scores = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(own, scores), function(own, scores))
+
+
+def test_messages_name_factors():
+    """Of the operator too, to which a graph comes as a text."""
+
+    def function(scores):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.AtLeast(u[1:3], 2))
+        fg.add(fm.AtMostOne(u))
+        fg.solve(on_failure="raise")
+        return u.value
+
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    message = r"first is instance \(0,\)\. These .*: AtLeast over u\[1:3\]; AtMostOne over u\."
+    for run in (compiled, torch.func.vmap(lambda s: function(s[None])[0])):
+        with pytest.raises(fm.InfeasibleError, match=message):
+            run(torch.zeros(2, 4))
+
+
+def test_forward_mode():
+    """Right where the graph may break, and else a clear error."""
+
+    def function(scores, moves):
+        def value(scores):
+            fg = fm.FactorGraph()
+            u = fg.variable_from(scores)
+            fg.add(fm.Xor(u, axis=1))
+            fg.add(fm.AtMostOne(u, axis=0))
+            fg.solve(tol=1e-9)
+            return u.value
+
+        return torch.func.jvp(value, (scores,), (moves,))[1]
+
+    given = randn(3, 4).detach(), randn(3, 4, seed=1).detach()
+    compiled = torch.compile(function, backend="eager")
+    torch.testing.assert_close(compiled(*given), function(*given))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="a solve in forward mode can't be compiled"):
+        torch.compile(function, backend="eager", fullgraph=True)(*given)

@@ -692,3 +692,48 @@ def test_a_graph_that_grows_is_looked_at_again():
     assert fg._form() is not before
     fg.solve()
     np.testing.assert_allclose(u.value, [0.75, 0.25])
+
+
+# Memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_graph_is_freed_without_the_garbage_collector(library, rng):
+    scores = rng.normal(size=(3, 3))
+    if library == "torch":
+        scores = pytest.importorskip("torch").tensor(scores, requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.Budget(u[:, 0], 1))
+        fg.solve()
+        dead = weakref.ref(fg)
+        del fg
+        assert dead() is None
+        if library == "torch":
+            u.value.sum().backward()
+        assert tuple(u[0].value.shape) == (3,)  # the variables still have their values
+        dead = weakref.ref(u)
+        del u
+        assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_warm_starts_from_other_queries(rng):
+    """They begin elsewhere, and come to the same answer; exact decoding has no multipliers."""
+    fg, u = graph(3 * rng.normal(size=(5, 6)))
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.AtMostOne(u, axis=0))
+    solved, relaxed, decoded = fg.solve(tol=1e-10), fg.solve_map(), fg.decode()
+    for query, other in (("solve", relaxed), ("solve_map", solved)):
+        ask = getattr(fg, query)
+        ask(tol=1e-10)
+        expected = u.value
+        ask(tol=1e-10, warm_start=other, on_failure="raise")
+        np.testing.assert_allclose(u.value, expected, rtol=0, atol=1e-9)
+        with pytest.raises(fm.GraphError, match=r"of fg.decode\(\) has no multipliers"):
+            ask(warm_start=decoded)

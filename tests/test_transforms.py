@@ -470,6 +470,11 @@ def test_surrogates():
     assert not torch.func.jacfwd(lambda x: function(x, None))(x).any()
     with pytest.raises(RuntimeError, match="spigot"):
         torch.func.jacfwd(lambda x: function(x, "spigot"))(x)
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    value = function(x.requires_grad_(), "spigot")
+    (grad,) = torch.autograd.grad((weight * value).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="spigot"):
+        grad.sum().backward()
 
 
 def test_structures_inside_a_vmap():
@@ -533,3 +538,15 @@ def test_the_gradient_of_a_loss_is_not_differentiated_in_silence():
     (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
     with pytest.raises(RuntimeError, match=r"torch\.func\.hessian"):
         (loss + grad.pow(2).sum()).backward()
+
+
+def test_messages_name_factors():
+    def function(scores, budget):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Budget(u[1:], budget))
+        fg.solve()
+        return u.value
+
+    with pytest.raises(fm.GraphError, match=r"Budget over u\[1:\]: budget must be at least 0"):
+        torch.func.vmap(function)(torch.zeros(2, 4), torch.tensor([1.0, -1.0]))

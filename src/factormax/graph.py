@@ -453,6 +453,11 @@ class FactorGraph:
         """The multipliers of an earlier solution, if they fit this graph."""
         if not isinstance(warm_start, Solution):
             raise GraphError(f"warm_start takes a Solution, got {type(warm_start).__name__}.")
+        if warm_start.query == "decode":
+            raise GraphError(
+                "warm_start: a solution of fg.decode() has no multipliers to begin from. Pass one "
+                "of fg.solve() or fg.solve_map()."
+            )
         tau = warm_start.multipliers
         if tuple(tau.shape) != (batch, dual):
             raise ShapeError(

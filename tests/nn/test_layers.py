@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import pytest
@@ -385,3 +386,18 @@ def test_compile(name):
             value.square().sum().backward()
             results.append((value.detach(), scores.grad))
         torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"methd": "auto"}, TypeError, "Matching has no setting methd. Did you mean method?"),
+        ({"colour": 1}, TypeError, "Matching has no setting colour. All layers take temperature"),
+        ({"on_failure": "rise"}, fm.GraphError, "Matching: on_failure must be one of"),
+        ({"tol": -1}, fm.GraphError, "Matching: tol must be a positive number, got -1"),
+        ({"max_iter": 0.5}, fm.GraphError, "Matching: max_iter must be a whole number"),
+    ],
+)
+def test_settings_are_checked_when_a_layer_is_made(settings, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        fnn.Matching(**settings)

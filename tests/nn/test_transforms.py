@@ -109,3 +109,14 @@ def test_export_of_what_is_empty():
     scores = torch.randn(3, 5)
     run = exported(layer, (scores,), {})
     torch.testing.assert_close(run(scores), layer(scores))
+
+
+@pytest.mark.parametrize("name", ["tree", "k-subset"])
+def test_export_of_other_lengths(name):
+    case = CASES[name]
+    layer, scores = case.layer(), case.scores()
+    length = torch.export.Dim("length", min=3, max=64)
+    axes = dict.fromkeys(range(1, scores.ndim), length)
+    run = exported(layer, (scores,), {}, dynamic_shapes={"scores": axes})
+    more = torch.randn(len(scores), *[9] * len(axes), dtype=torch.float64)
+    torch.testing.assert_close(run(more), layer(more))

@@ -697,6 +697,7 @@ def test_a_forbidden_transition():
         (None, fm.GraphError, "the target of u must be made of 0 and 1"),
         ([0, 1], fm.ShapeError, r"the target of u must have shape \(3,\), got \(2,\)"),
         ([[0, 1, 0]] * 2, fm.ShapeError, r"the target of u must have shape \(3,\), got \(2, 3\)"),
+        (1, fm.ShapeError, r"the target of u must have shape \(3,\), got \(\)"),
     ],
 )
 def test_bad_targets(target, error, message):
@@ -911,3 +912,13 @@ def test_two_targets_for_one_variable():
     for targets in ({u: [1, 0, 0], u[:]: [0, 0, 1]}, {u[[0, 0, 1, 2]]: [1, 0, 0, 0]}):
         with pytest.raises(fm.GraphError, match=r"u\[0\] has two targets"):
             fg.loss(targets)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1), (1, 3)])
+def test_a_target_is_never_spread_within_an_instance(shape):
+    """One for all instances is, but only if it is whole: else it is more often a mistake."""
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.zeros((2, 3)))
+    fg.add(fm.AtLeast(u, 1))
+    with pytest.raises(fm.ShapeError, match=r"\(2, 3\), or \(3,\) if all instances share it, got"):
+        fg.loss({u: np.ones(shape)})

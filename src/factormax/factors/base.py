@@ -18,7 +18,7 @@ import numpy.typing as npt
 from factormax import _core
 from factormax._core import BlockKind, Row
 from factormax._describe import counted, factor_settings
-from factormax._names import scalar_name
+from factormax._names import literals_name, scalar_name
 from factormax.arrays import Array, FloatArray, IndexArray, is_hidden, is_tracing
 from factormax.checks import shown
 from factormax.errors import FactormaxError, GraphError, ShapeError
@@ -246,6 +246,10 @@ class BaseFactor:
 
     @property
     def _variables_name(self) -> str:
+        if not self._given:  # read from what a compiled function wrote
+            flags = self._negated
+            negated = None if flags is None else flags.reshape(-1)
+            return literals_name(self._record, self._index.reshape(-1), negated)
         names = ", ".join([u.name for u in self._given[:4]])
         return names + (", ..." if len(self._given) > 4 else "")
 
@@ -272,11 +276,15 @@ class BaseFactor:
     def _set_params(self, *params: Param) -> None:
         """Keeps the parameters, and checks them unless they are traced."""
         if not is_hidden(*params):
-            try:
-                self._check_params(params, self._size, self.kind)
-            except FactormaxError:  # say it again with the whole name, which takes time to make
-                self._check_params(params, self._size, self.name)
+            self._check_named(params)
         self._params = params
+
+    def _check_named(self, params: tuple[Param, ...]) -> None:
+        """Raises, and names the factor, unless the parameters make sense."""
+        try:
+            self._check_params(params, self._size, self.kind)
+        except FactormaxError:  # say it again with the whole name, which takes time to make
+            self._check_params(params, self._size, self.name)
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:

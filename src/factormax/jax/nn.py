@@ -381,6 +381,11 @@ def _count(name: str, word: str, given: Any, there: Any, most: int) -> Any:
     A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
     """
     if not isinstance(given, float):
+        if jnp.issubdtype(jnp.result_type(given), jnp.floating):
+            raise GraphError(
+                f"{name}: {word} as an array must hold whole numbers, of an integer dtype, got "
+                f"{jnp.result_type(given)}. For a fraction of the length, pass a Python float."
+            )
         return given
     if not 0 < given <= 1:
         raise GraphError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +14,7 @@ from factormax._options import METHODS
 from factormax.arrays import is_tensor
 from factormax.checks import positive_number
 from factormax.errors import GraphError, ShapeError
-from factormax.graph import FactorGraph
+from factormax.graph import FactorGraph, checked_options
 from factormax.nn.layout import Layout
 from factormax.nn.padding import Lengths, Mask, presence
 from factormax.queries.loss import KINDS
@@ -78,12 +80,22 @@ class StructuredLayer(nn.Module):
         max_inner_iter: int = 100_000,
         step_size: float = 1.0,
         on_failure: str = "warn",
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        for word in unknown:
+            known = [name for name in _SETTINGS if name not in ("self", "unknown")]
+            close = difflib.get_close_matches(word, known, 1)
+            hint = f"Did you mean {close[0]}?" if close else f"All layers take {', '.join(known)}."
+            raise TypeError(f"{self._name} has no setting {word}. {hint}")
         if method not in METHODS:
             raise GraphError(
                 f"{self._name}: method must be one of {sorted(METHODS)}, got {method!r}."
             )
+        try:
+            checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
+        except ValueError as error:
+            raise GraphError(f"{self._name}: {error}") from None
         if is_tensor(temperature):
             raise GraphError(
                 f"{self._name}: temperature must be a number. To learn it, set "
@@ -268,9 +280,10 @@ class StructuredLayer(nn.Module):
         shape, wanted = tuple(scores.shape), f"(*batch, {', '.join(self.axes)})"
         if scores.ndim < len(self.axes):
             raise ShapeError(f"{self._name}: scores must have shape {wanted}, got {shape}.")
-        own = shape[scores.ndim - len(self.axes) :]
-        if len(set(zip(self.axes, own, strict=True))) > len(set(self.axes)):
-            raise ShapeError(f"{self._name}: scores must be square, {wanted}, got {shape}.")
+        sizes: dict[str, int] = {}
+        for axis, size in zip(self.axes, shape[scores.ndim - len(self.axes) :], strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise ShapeError(f"{self._name}: scores must be square, {wanted}, got {shape}.")
 
     def _build(
         self,
@@ -321,3 +334,6 @@ class StructuredLayer(nn.Module):
         ]
         parts += ["learn_temperature=True"] * (self.log_temperature is not None)
         return ", ".join(parts + ["eval_map=True"] * self.eval_map)
+
+
+_SETTINGS = inspect.signature(StructuredLayer.__init__).parameters

@@ -197,6 +197,7 @@ def flat_target(
         array = to_numpy(target)
         if not np.isin(array, (0, 1)).all():
             raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
+        check_shape(u, array.shape, shape)
         values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
     known = None
     if mask is not None:
@@ -220,6 +221,16 @@ def flat_target(
                 )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
     return Target(kind, values, known, costs, list(graph._factors), shape)
+
+
+def check_shape(u: Variable, given: Any, batch: tuple[int, ...]) -> None:
+    """Raises unless a target is one for each instance, or one whole target that all share."""
+    wanted, found = (*batch, *u.shape), tuple(given)
+    if found not in (wanted, u.shape):
+        shared = f", or {u.shape} if all instances share it" if batch else ""
+        raise ShapeError(
+            f"loss: the target of {u.name} must have shape {wanted}{shared}, got {found}."
+        )
 
 
 def by_variable(

@@ -13,7 +13,7 @@ import numpy as np
 from factormax.arrays import is_tracer
 from factormax.errors import ShapeError
 from factormax.queries import loss as queries
-from factormax.queries.loss import Target, by_variable, check_target
+from factormax.queries.loss import Target, by_variable, check_shape, check_target
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def flat_target(
             flat = flat.at[:, u.index.reshape(-1)].set(own)
         return flat
 
+    for u, target in targets.items():
+        check_shape(u, jnp.shape(target), shape)
     values = laid_out(targets.items(), np.zeros(()), "the target")
     known = costs = None
     if mask is not None:

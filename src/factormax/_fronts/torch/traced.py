@@ -36,6 +36,7 @@ from factormax._raw import RawSolution
 from factormax._report import report_backward, report_failures
 from factormax.arrays import may_be_traced
 from factormax.checks import check_scores
+from factormax.conflict import conflicts_of
 from factormax.queries.solve import with_objective
 from factormax.solution import Solution
 
@@ -111,7 +112,8 @@ def _solve(
         _check(asked, inputs)
     raw = _engines.solve(inputs, asked.options, None if warm is None else as_numpy(warm))
     if not raw.all_converged:
-        report_failures(raw, asked.options.on_failure)
+        conflicts = conflicts_of(asked.factors, inputs, raw)
+        report_failures(raw, asked.options.on_failure, conflicts=conflicts)
     objective = raw.objective.astype(inputs.eta_u.dtype, copy=False)
     found = (raw.mu, raw.mu_v, objective, raw.tau, raw.sides(), raw.report())
     return _tensors(eta_u, *found)
@@ -243,6 +245,14 @@ class TracedSolve(torch.autograd.Function):
             *grads[:3], *numbers, literals, params, *rest
         )
         return (grad_u, grad_v, *[None] * 7)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Raises what breaks the graph by itself: a solve outside of it has a forward mode."""
+        raise NotImplementedError(
+            "factormax: a solve in forward mode can't be compiled. Without fullgraph=True the "
+            "graph breaks there, and the solve runs outside of it."
+        )
 
 
 class _Hidden:

@@ -28,8 +28,9 @@ from factormax._raw import RawSolution
 from factormax._report import report_failures
 from factormax._task import Task
 from factormax.checks import check_scores
+from factormax.conflict import conflicts_of
 from factormax.errors import GraphError, ShapeError
-from factormax.queries.loss import Target, check_features, check_target, evaluate
+from factormax.queries.loss import Target, check_features, check_shape, check_target, evaluate
 from factormax.queries.solve import answer
 from factormax.solution import Details, Solution
 from factormax.structures import Support, lists_structures
@@ -172,7 +173,7 @@ class FlatPlan:
         start = iter(params)
         for f in graph._factors:
             own = tuple([next(start) for _ in f._params])
-            f._check_params(own, f._size, f.kind)
+            f._check_named(own)
         if self.engine is not None:
             return self._run_there(graph, params, eta_u, eta_v, mask, warm, *more[count:])
         inputs = Inputs(
@@ -188,7 +189,8 @@ class FlatPlan:
         with torch.set_grad_enabled(self.grad_enabled):
             found = self.answer(inputs, warm, *more[count:])
         raw = self.task.raw
-        report_failures(raw, self.options.on_failure)
+        conflicts = conflicts_of(graph._factors, inputs, raw)
+        report_failures(raw, self.options.on_failure, conflicts=conflicts)
         report = np.concatenate([raw.report(), [raw.upper_bound, raw.integral]]).T
         found += (raw.tau, np.ascontiguousarray(report))
         return *map(torch.from_numpy, found), torch.arange(len(eta_u))
@@ -346,6 +348,8 @@ def loss_transformed(
             "loss: mask= is not supported inside the transforms of torch.func. Call loss outside "
             "of them, or give the whole target."
         )
+    for u, target in targets.items():
+        check_shape(u, torch.as_tensor(target).shape, graph._known_batch_shape())
     plan = FlatLossPlan(graph, options, kind, given)
     more = [flat_target(graph, "the target", targets, plan.device)]
     if kind == "hinge":

@@ -19,6 +19,7 @@ from factormax._options import Options
 from factormax.factors.base import BaseFactor, RowFactor
 from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
+from factormax.record import Record, VariableTensor
 from factormax.scope import ListedPart, Part
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Read:
             if flags:
                 own = tuple([next(number) if f == "n" else next(array) for f in flags])
                 if check:
-                    factor._check_params(own, factor._size, factor.kind)
+                    factor._check_named(own)
                 found += own
         return found
 
@@ -162,6 +163,13 @@ def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
     method, tol, max_iter, max_inner_iter, step_size, on_failure = options
     named = _read_shapes(tensors, size)
     owned = _read_shapes(scores, size)
+    record, start = Record(0), 0  # which messages take the names of variables from
+    for name, shape in named:
+        count = math.prod(shape)
+        record.tensors.append(VariableTensor(name, start, count, shape, None, None))
+        start += count
+    for factor in made:
+        factor._record = record
     return Read(
         tuple(made),
         tuple(kinds),
@@ -209,6 +217,7 @@ def _read_factor(
         )
     factor._scope = tuple(parts)
     factor._count, factor._size = parts[0].factors, sum([p.size for p in parts])
+    factor._group_shape = (factor._count,)
     if extra:
         oracle, factor._link, dims = (int(n) for n in extra.split(","))
         factor._oracle = OracleKind(oracle)
