@@ -22,6 +22,7 @@ the layer that turns scores into weights: softmax attention, and a matching of f
 # of B or none, and no point of B is picked twice.
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -294,7 +295,7 @@ for k, (field, (title, unit)) in enumerate(titles.items()):
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines["bottom"].set_bounds(0, STEPS)
 
-picture = Path(__file__).parent / "output" / "matching_points.png"
+picture = Path(sys.argv[0]).parent / "output" / "matching_points.png"
 picture.parent.mkdir(exist_ok=True)
 figure.savefig(picture, dpi=120, facecolor="white")
 print("The picture is in", picture)

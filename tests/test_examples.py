@@ -19,7 +19,8 @@ import runpy, sys
 import numpy as np
 from matplotlib import pyplot as plt
 
-runpy.run_path(sys.argv[1], run_name="__main__")
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
 for number in plt.get_fignums():
     canvas = plt.figure(number).canvas
     canvas.draw()
