@@ -36,7 +36,7 @@ mask = torch.zeros(len(reviews), longest, dtype=torch.bool)
 for i, words in enumerate(reviews):
     scores[i, : len(words)] = torch.tensor([matters.get(word, -0.4) for word in words])
     mask[i, : len(words)] = True
-scores.requires_grad_()
+scores.requires_grad = True
 
 # %%
 # One graph for all
@@ -64,11 +64,11 @@ print("converged:", solution.converged.tolist())
 
 ax = fm.plot.marginals(u.value, mask=mask, rows=["first", "second", "third"])
 ax.figure.set_size_inches(9, 2.8)
+ax.set(xticks=[])
 for i, words in enumerate(reviews):
     for j, word in enumerate(words):
         colour = "white" if u.value[i, j] > 0.6 else "#555555"
         ax.text(j, i - 0.24, word, ha="center", fontsize=8, color=colour)
-ax.set_xticks([])
 
 # %%
 # Grey is padding. "never again" may keep only one word, so its two words share the budget. A mask

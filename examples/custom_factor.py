@@ -86,7 +86,7 @@ print("made up of", len(path.probs), "paths:", [round(p, 2) for p in path.probs.
 # %%
 # These are the paths, with their probabilities:
 
-fm.plot.structures(path)
+ax = fm.plot.structures(path)
 
 # %%
 # It mixes with all other factors. At most one cell of the middle may now be used, in expectation:

@@ -87,11 +87,11 @@ coupling = models["in pairs"].mrf.coupling.detach()
 limit = coupling.abs().max()
 _, ax = plt.subplots(figsize=(5, 4), layout="constrained")
 image = ax.imshow(coupling, cmap="PRGn", vmin=-limit, vmax=limit)
+ax.figure.colorbar(image, label="score of the pair")
 ax.set_xticks(range(7), LABELS, rotation=35)
 ax.set_yticks(range(7), LABELS)
 ax.tick_params(length=0)
 ax.spines[:].set_visible(False)
-ax.figure.colorbar(image, label="score of the pair")
 
 # %%
 # A scene of the test set in which the pairs put right what the detectors got wrong:

@@ -49,7 +49,7 @@ print("the answer is on", u.value.device, "and the gradient on", scores.grad.dev
 # where the scores are.
 
 print("engine:", solution.engine)
-fm.plot.marginals(u.value[0])
+ax = fm.plot.marginals(u.value[0])
 
 # %%
 # How much is gained

@@ -47,7 +47,7 @@ print(eta.grad)
 # %%
 # The graph has a box for each factor, and a circle for each variable, filled by its value:
 
-fm.plot.graph(fg)
+ax = fm.plot.graph(fg)
 
 # %%
 # `Xor(u, axis=1)` and `AtMostOne(u, axis=0)` would say the same in two lines, without loops, and

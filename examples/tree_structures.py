@@ -58,13 +58,13 @@ for structure, prob in zip(tree.structures, tree.probs, strict=True):
     arcs = [f"{words[m]} ← {words[heads[m]]}" for m in (4, 7)]
     print(f"{prob:.2f}  {', '.join(arcs)}")
 
-fm.plot.structures(tree, words=words)
+ax = fm.plot.structures(tree, words=words)
 
 # %%
 # Arcs in grey are in all the trees, arcs in blue only in some. Their average tells how sure each
 # arc is:
 
-fm.plot.tree(u, words=words)
+ax = fm.plot.tree(u, words=words)
 
 # %%
 # Temperature
