@@ -63,7 +63,7 @@ help:  ## list the targets
 
 .PHONY: demo
 demo: $(STAMPS)/install $(STAMPS)/extra-demo  ## train a small structured layer and save a picture
-	MPLBACKEND=Agg $(BIN)/python -W ignore::UserWarning:__main__ examples/matching_points.py
+	MPLBACKEND=Agg $(BIN)/python examples/matching_points.py
 
 # pip unpacks on one core: meanwhile the other compiles for the sanitizers.
 .PHONY: test

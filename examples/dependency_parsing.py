@@ -164,6 +164,7 @@ for name, use_valency in (("without valencies", False), ("with valencies", True)
 # The marginals show it. Without the lexicon, both sentences get the same mixture of trees. With it,
 # there is one tree for each.
 
+# sphinx_gallery_thumbnail_number = 2
 sentences = {
     "the woman saw the man with the telescope": 2,
     "the woman put the book on the table": 3,

@@ -9,8 +9,8 @@ partner, or zeros if it has none. What it reads is the only training signal: the
 serves to measure, not to train.
 
 Two copies of one small network start from the same weights and see the same data. They differ in
-the layer that turns scores into weights: softmax attention, and a matching of four lines.
-`make demo` runs this tutorial.
+the layer that turns scores into weights: softmax attention, and a matching, which is a graph of two
+factors. `make demo` runs this tutorial.
 """
 
 # %%

@@ -65,6 +65,7 @@ def wait():
         torch.cuda.synchronize()
 
 
+# sphinx_gallery_thumbnail_number = 2
 sizes, times = [1, 4, 16, 64, 256], []
 for size in sizes:
     scores = torch.randn(size, 12, 16, device=device, requires_grad=True)

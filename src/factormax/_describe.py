@@ -108,10 +108,15 @@ def _factor_lines(factors: list[BaseFactor]) -> list[tuple[str, ...]]:
     for (kind, size, settings), alike in groupby(factors, likeness):
         group = list(alike)
         names = [f._variables_name for f in group]
-        over = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        over = _cut(names[0]) if len(names) == 1 else f"{_cut(names[0])} … {_cut(names[-1])}"
         count = sum(f._count for f in group)
         lines.append((kind, over, str(count), str(size), ", ".join(settings)))
     return lines
+
+
+def _cut(name: str) -> str:
+    """Arrays of indices make long names."""
+    return name if len(name) <= 30 else name[:29] + "…"
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
