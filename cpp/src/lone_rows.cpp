@@ -498,22 +498,33 @@ void solve_lone_rows(const Problem<T>& p, std::int64_t batch, double tol, const 
 template <class T>
 void vjp_lone_rows(const Problem<T>& p, std::int64_t batch, const BatchGradients<T>& grads,
                    Control& control) {
+  // For rows whose variables do not lie side by side.
   struct Room {
-    explicit Room(int longest) : grad(longest), out(longest), side(longest) {}
-    std::vector<T> grad, out;
-    std::vector<std::int8_t> side;
+    Room(int longest, Control& control)
+        : lease(memory, static_cast<std::size_t>(longest) * (2 * sizeof(T) + 1) + 256) {
+      if (Workspace* ws = lease.get()) {
+        grad = ws->take<T>(longest);
+        out = ws->take<T>(longest);
+        side = ws->take<std::int8_t>(longest);
+      } else {
+        control.fail_for_memory();
+      }
+    }
+    ThreadMemory::Lease lease;
+    Span<T> grad, out;
+    Span<std::int8_t> side;
   };
   const LoneRows& rows = *p.lone_rows;
-  const auto make = [&] { return std::make_shared<Room>(rows.longest()); };
+  const auto make = [&] { return std::make_shared<Room>(rows.longest(), control); };
   const auto work = [&](Room& room, std::int64_t i, int c) {
     const bool infeasible = grads.status[i] == static_cast<std::int32_t>(Status::infeasible);
     const std::int8_t* row_side = grads.row_side.at(i);
     if (c == 0) grads.residual[i] = 0;
     for (const LoneRow& row : rows.chunk(c)) {
       const Indices& vars = row.vars;
-      const T* grad = vars.gather(grads.grad_mu.at(i), room.grad.data());
-      const std::int8_t* side = vars.gather(grads.var_side.at(i), room.side.data());
-      T* own = vars.place(grads.grad_eta_u.at(i), room.out.data());
+      const T* grad = vars.gather(grads.grad_mu.at(i), room.grad.data);
+      const std::int8_t* side = vars.gather(grads.var_side.at(i), room.side.data);
+      T* own = vars.place(grads.grad_eta_u.at(i), room.out.data);
       if (infeasible) {
         std::fill_n(own, vars.count, T(0));
       } else {
