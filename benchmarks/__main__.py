@@ -8,7 +8,17 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import alternatives, decoding, gpu, jax_calls, lp_map, passes, speed, structured
+from benchmarks import (
+    alternatives,
+    decoding,
+    gpu,
+    jax_calls,
+    lp_map,
+    memory,
+    passes,
+    speed,
+    structured,
+)
 
 OUTPUT = Path(__file__).parent / "output"
 
@@ -19,6 +29,7 @@ def main() -> None:
         **speed.SECTIONS,
         **structured.SECTIONS,
         **alternatives.SECTIONS,
+        **memory.SECTIONS,
         **lp_map.SECTIONS,
         **decoding.SECTIONS,
         **gpu.SECTIONS,

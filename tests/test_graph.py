@@ -737,3 +737,30 @@ def test_warm_starts_from_other_queries(rng):
         np.testing.assert_allclose(u.value, expected, rtol=0, atol=1e-9)
         with pytest.raises(fm.GraphError, match=r"of fg.decode\(\) has no multipliers"):
             ask(warm_start=decoded)
+
+
+def test_values_may_be_written_to_while_the_objective_is_differentiated():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([0.6, 0.2, 0.1]))
+    fg.add(fm.AtMostOne(u))
+    solution = fg.solve()
+    right = u.value.copy()
+    u.value[...] = 7.0
+    assert (u.value == 7).all()
+    copied = copy.copy(solution)
+    del solution
+    np.testing.assert_array_equal(copied.vjp({}, objective=1.0)[u], right)
+
+
+def test_values_are_not_copied_if_nobody_else_needs_them():
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.zeros((4, 3)))
+    fg.solve()
+    memory = fg._record.values._found[0]
+    assert u.value is u.value
+    assert np.shares_memory(u.value, memory)
+    u.value[...] = 1.0  # may be written to
+    kept = fg.solve()
+    memory = fg._record.values._found[0]
+    assert not np.shares_memory(u.value, memory)
+    assert kept.converged.all()

@@ -429,14 +429,20 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
                         const std::optional<Vector<const double>>& grad_prob) {
   const Problem<T>& p = inputs.typed<T>().problem;
   const std::size_t batch = inputs.batch(), n = p.num_vars, scores = p.num_scores();
-  const std::vector<T> zeros(std::max(n, scores), T(0));
-  const auto incoming = [&](const nb::object& given, std::size_t columns, const char* name,
-                            Matrix<const T>& kept) {
-    if (given.is_none()) return Batched<const T>{zeros.data(), 0};
-    kept = nb::cast<Matrix<const T>>(given, false);
-    return batched(kept, batch, columns, name);
+  struct Incoming {
+    Matrix<const T> array;
+    std::vector<T> zeros;  // in place of what is not given
   };
-  Matrix<const T> kept_u, kept_v;
+  const auto incoming = [&](const nb::object& given, std::size_t columns, const char* name,
+                            Incoming& kept) {
+    if (given.is_none()) {
+      kept.zeros.resize(columns, T(0));
+      return Batched<const T>{kept.zeros.data(), 0};
+    }
+    kept.array = nb::cast<Matrix<const T>>(given, false);
+    return batched(kept.array, batch, columns, name);
+  };
+  Incoming kept_u, kept_v;
   Buffer<T> grad_eta_u(batch, n), grad_eta_v(batch, scores);
   Buffer<double> residual(batch, 1);
   BatchGradients<T> grads;

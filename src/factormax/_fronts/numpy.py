@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,13 +46,14 @@ def solve(
     if warm_start is not None:
         warm = graph._check_multipliers(warm_start, task.batch, task.inputs.model.num_dual)
     raw = task.run(options, warm)
-    _set_answer(graph, task)
+    derivative = _Derivative(graph, task)
+    _set_answer(graph, task, derivative)
     solution = Solution(
         raw.objective.reshape(task.batch_shape),
         raw,
         task.batch_shape,
         options.query,
-        differentiate=_Derivative(graph, task),
+        differentiate=derivative,
         conflicts=conflicts_of(graph._factors, task.inputs, raw, task.batch_shape),
     )
     report_failures(raw, options.on_failure, solution, solution.conflicts)
@@ -70,17 +72,42 @@ def loss(
     return values.reshape(task.batch_shape)
 
 
-def _set_answer(graph: FactorGraph, task: Task) -> None:
-    """What the variables and factors then hand out: copies, to write into."""
-    values = [
-        v.astype(_value_dtype(t.scores)) for v, t in zip(task.values(), graph._tensors, strict=True)
-    ]
+def _set_answer(graph: FactorGraph, task: Task, derivative: _Derivative | None = None) -> None:
+    """What the variables and factors then hand out, to write into."""
     factor_values = [np.array(v) for v in task.factor_values()]
     graph._set_answer(
-        values,
+        _Values(graph, task, derivative),
         list(zip(graph._score_parts(), factor_values, strict=True)),
         task.answers(graph._structured, task.found, np.asarray),
     )
+
+
+class _Values(Sequence[npt.NDArray[Any]]):
+    """The marginals of each tensor of variables, to write into.
+
+    Derivatives of the objective look at them. So they are copied when they are first asked for, but
+    only if somebody may still ask for those.
+    """
+
+    def __init__(self, graph: FactorGraph, task: Task, derivative: _Derivative | None) -> None:
+        self._found: list[Any] = task.values()
+        self._dtypes = [_value_dtype(t.scores) for t in graph._tensors]
+        self._handed_out = [False] * len(self._found)
+        self._derivative = None if derivative is None else weakref.ref(derivative)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, place: Any) -> Any:
+        if not self._handed_out[place]:
+            in_use = self._derivative is not None and self._derivative() is not None
+            found = self._found[place].astype(self._dtypes[place], copy=in_use)
+            self._found[place] = np.asarray(found, order="C")
+            self._handed_out[place] = True
+        return self._found[place]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, ([v.astype(d) for v, d in zip(self._found, self._dtypes, strict=True)],)
 
 
 class _Derivative:
