@@ -264,13 +264,15 @@ class RowForm {
       find_present(f);
       cuts_.resize(n);
       const Span<const std::uint8_t> found = cuts_.member.first(n);
-      cuts_.find([&](int m, int h) { return double(mu(vars[m * n + h])); },
-                 [&](int m) { return present_[m] != 0; }, tolerance,
-                 [&] { return is_known(f, found); },
-                 [&] {
-                   result = add_cut(f, found) ? Cuts::added : Cuts::no_room;
-                   return result == Cuts::added;
-                 });
+      cuts_.find(
+          [&](int m, const auto& visit) {
+            for (int h = 0; h < n; ++h) visit(h, double(mu(vars[m * n + h])));
+          },
+          [&](int m) { return present_[m] != 0; }, tolerance, [&] { return is_known(f, found); },
+          [&] {
+            result = add_cut(f, found) ? Cuts::added : Cuts::no_room;
+            return result == Cuts::added;
+          });
     }
     // What the rows of words alone say is no longer a good start.
     if (result == Cuts::added) fill(block_isolated_.first(size_.num_blocks), std::uint8_t(0));

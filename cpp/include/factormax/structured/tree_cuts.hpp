@@ -28,6 +28,7 @@ class TreeCuts {
     queue_ = ws.take<std::int32_t>(words);
     came_by_ = ws.take<std::int32_t>(words);
     seen_ = ws.take<std::uint8_t>(words);
+    passes_on_ = ws.take<std::uint8_t>(words);
     member = ws.take<std::uint8_t>(words);
   }
 
@@ -36,20 +37,25 @@ class TreeCuts {
   // How many words there are from now on.
   void resize(int words) { words_ = words; }
 
-  // mu(m, h): the marginal of an arc, h = m for the root; present(m): whether the word is there.
-  // known(): whether the set lacks that much only by rounding. report(): called for each other set
-  // that lacks more than `tolerance`; returns false to stop.
-  template <class Marginal, class Present, class Known, class Report>
-  void find(const Marginal& mu, const Present& present, double tolerance, const Known& known,
+  // heads(m, visit): calls visit(h, mu) for each head h of word m, h = m for the root, but for some
+  // with mu = 0; present(m): whether the word is there. known(): whether the set lacks that much
+  // only by rounding. report(): called for each other set that lacks more than `tolerance`; returns
+  // false to stop.
+  template <class Heads, class Present, class Known, class Report>
+  void find(const Heads& heads, const Present& present, double tolerance, const Known& known,
             const Report& report) {
-    load(mu, present, 1e-3 * tolerance);
+    load(heads, present, 1e-3 * tolerance);
+    wanted_ = 1 - tolerance;
+    for (int m = 0; m < words_; ++m) {
+      if (state_[m] == kOpen && inflow_[m] >= wanted_) finish(m);
+    }
     for (;;) {
       int word = -1;
       for (int m = 0; m < words_; ++m) {
         if (state_[m] == kOpen && (word < 0 || inflow_[m] > inflow_[word])) word = m;
       }
       if (word < 0) return;
-      if (inflow_[word] >= 1 - tolerance || flow_to(word, 1 - tolerance) || known()) {
+      if (flow_to(word) || known()) {
         finish(word);
         continue;
       }
@@ -63,8 +69,8 @@ class TreeCuts {
  private:
   enum : std::uint8_t { kAbsent, kOpen, kSkipped, kDone };
 
-  template <class Marginal, class Present>
-  void load(const Marginal& mu, const Present& present, double least) {
+  template <class Heads, class Present>
+  void load(const Heads& heads, const Present& present, double least) {
     least_ = least;
     int arcs = 0;
     fill(out_ptr_, 0);
@@ -73,40 +79,57 @@ class TreeCuts {
       inflow_[m] = 0;
       state_[m] = present(m) ? kOpen : kAbsent;
       if (state_[m] == kAbsent) continue;
-      for (int h = 0; h < words_; ++h) {
-        const double value = mu(m, h);
-        if (value <= least) continue;
+      heads(m, [&](int h, double value) {
+        if (value <= least) return;
         if (h == m) {
           inflow_[m] = value;
-          continue;
+          return;
         }
         head_[arcs] = h;
         modifier_[arcs] = m;
         capacity_[arcs] = value;
         ++out_ptr_[h + 2];
         ++arcs;
-      }
+      });
     }
     in_ptr_[words_] = arcs;
     for (int h = 0; h < words_; ++h) out_ptr_[h + 2] += out_ptr_[h + 1];
     for (int a = 0; a < arcs; ++a) out_arc_[out_ptr_[head_[a] + 1]++] = a;
   }
 
+  // The word has its flow, and with it those that are left with nothing but finished heads.
   void finish(int word) {
+    int begin = 0, end = 0;
     state_[word] = kDone;
-    for (int k = out_ptr_[word]; k < out_ptr_[word + 1]; ++k) {
-      inflow_[modifier_[out_arc_[k]]] += capacity_[out_arc_[k]];
+    queue_[end++] = word;
+    while (begin < end) {
+      const int at = queue_[begin++];
+      for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
+        const int next = modifier_[out_arc_[k]];
+        inflow_[next] += capacity_[out_arc_[k]];
+        if (state_[next] != kOpen || inflow_[next] < wanted_) continue;
+        state_[next] = kDone;
+        queue_[end++] = next;
+      }
     }
   }
 
-  // Whether `wanted` flows from the sources to the word; else `member` is the largest set that lets
-  // no more in (the smallest ones differ from word to word by little, and are many). Augments along
-  // shortest paths, searched from the word.
-  bool flow_to(int word, double wanted) {
+  // Whether all that is wanted flows from the sources to the word; else `member` is the largest set
+  // that lets no more in (the smallest ones differ from word to word by little, and are many).
+  // First what the word's heads have themselves, then along shortest paths, searched from the word.
+  bool flow_to(int word) {
     fill(flow_.first(in_ptr_[words_]), 0.0);
     fill(used_, 0.0);
+    fill(passes_on_, std::uint8_t(0));
     double total = used_[word] = inflow_[word];
-    while (total < wanted) {
+    for (int a = in_ptr_[word]; a < in_ptr_[word + 1]; ++a) {
+      const int from = head_[a];
+      if (state_[from] == kDone || inflow_[from] <= least_) continue;
+      flow_[a] = used_[from] = std::min(capacity_[a], inflow_[from]);
+      passes_on_[from] = 1;
+      total += flow_[a];
+    }
+    while (total < wanted_) {
       const int from = search(word);
       if (from < 0) {
         keep_unreached();
@@ -116,7 +139,10 @@ class TreeCuts {
       for_path(from, word, [&](int arc, bool along) {
         step = std::min(step, along ? capacity_[arc] - flow_[arc] : flow_[arc]);
       });
-      for_path(from, word, [&](int arc, bool along) { flow_[arc] += along ? step : -step; });
+      for_path(from, word, [&](int arc, bool along) {
+        flow_[arc] += along ? step : -step;
+        passes_on_[head_[arc]] = 1;
+      });
       used_[from] += step;
       total += step;
     }
@@ -149,27 +175,28 @@ class TreeCuts {
     }
   }
 
-  // The nearest word with supply left, or -1.
+  // The nearest word with supply left, or -1. The word itself has none.
   int search(int word) {
     fill(seen_, std::uint8_t(0));
     int begin = 0, end = 0;
     queue_[end++] = word;
     seen_[word] = 1;
-    const auto see = [&](int next, int by) {
-      if (seen_[next] || state_[next] == kDone) return;
+    const auto see = [&](int next, int by) {  // whether it is what is sought
+      if (seen_[next] || state_[next] == kDone) return false;
       seen_[next] = 1;
       came_by_[next] = by;
       queue_[end++] = next;
+      return inflow_[next] - used_[next] > least_;
     };
     while (begin < end) {
       const int at = queue_[begin++];
-      if (inflow_[at] - used_[at] > least_) return at;
       for (int a = in_ptr_[at]; a < in_ptr_[at + 1]; ++a) {
-        if (capacity_[a] - flow_[a] > least_) see(head_[a], a);
+        if (capacity_[a] - flow_[a] > least_ && see(head_[a], a)) return head_[a];
       }
+      if (!passes_on_[at]) continue;
       for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
-        const int a = out_arc_[k];
-        if (flow_[a] > least_) see(modifier_[a], -1 - a);  // takes back what flows there
+        const int a = out_arc_[k];  // takes back what flows there
+        if (flow_[a] > least_ && see(modifier_[a], -1 - a)) return modifier_[a];
       }
     }
     return -1;
@@ -186,12 +213,13 @@ class TreeCuts {
   }
 
   int words_ = 0;
-  double least_ = 0;                             // less is nothing
+  double least_ = 0, wanted_ = 1;                // less is nothing, and enough
   Span<std::int32_t> in_ptr_, head_, modifier_;  // arcs by modifier
   Span<std::int32_t> out_ptr_, out_arc_;         // and by head
   Span<double> capacity_, flow_;                 // (arcs,)
   Span<double> inflow_, used_;                   // (words,) from the sources
   Span<std::uint8_t> state_, seen_;
+  Span<std::uint8_t> passes_on_;        // (words,) whether some flow may leave a word
   Span<std::int32_t> queue_, came_by_;  // of the search
 };
 
