@@ -90,6 +90,57 @@ def test_peaked_trees_go_by_structures():
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("single_root", [False, True])
+def test_lone_trees(single_root, dtype):
+    """Of all sizes and densities, with words and arcs left out, and with ties."""
+    rng = np.random.default_rng(2)
+    exact = EXACT if dtype == np.float64 else 1e-6
+    for n, scale in itertools.product((1, 2, 3, 7, 20), (0.0, 0.1, 1.0, 4.0)):
+        eta = scale * rng.normal(size=(6, n, n)).astype(dtype)
+        eta[3:] = np.round(eta[3:])
+        mask = np.ones(eta.shape, dtype=bool)
+        if n > 2:
+            mask[1] &= (rng.random((n, n)) > 0.3) | np.eye(n, dtype=bool)
+            mask[2, 1] = mask[2, :, 1] = False  # a word
+            mask[4, 1] = False  # which the others do not know of
+        fg, _, _ = tree_graph(eta, mask=mask, single_root=single_root)
+        rows, listed, task = both(fg)
+        assert (rows.structures.num_cuts >= 0).all()
+        np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=exact)
+        np.testing.assert_allclose(rows.objective, listed.objective, rtol=0, atol=n * exact)
+        # Where nothing ties, the face is one, and so is the derivative on it.
+        grad = rng.normal(size=rows.mu.shape).astype(dtype)
+        found = _engines.vjp(task.inputs, rows, grad, rows.mu_v)[0]
+        wanted = _engines.vjp(task.inputs, listed, grad, listed.mu_v)[0]
+        if scale > 0:
+            np.testing.assert_allclose(found[:3], wanted[:3], rtol=0, atol=10 * exact)
+        alone, _, _ = tree_graph(eta[2:3], mask=mask[2:3], single_root=single_root)
+        np.testing.assert_array_equal(both(alone)[0].mu[0], rows.mu[2])
+
+
+@pytest.mark.usefixtures("always")
+def test_lone_trees_without_a_tree():
+    """Two words that only have one another."""
+    mask = np.ones((1, 5, 5), dtype=bool)
+    mask[0, :2] = False
+    mask[0, [0, 1], [1, 0]] = True
+    fg, u, _ = tree_graph(np.zeros((1, 5, 5)), mask=mask)
+    solution = fg.solve(on_failure="ignore")
+    assert solution.status[0] == fm.Status.INFEASIBLE
+    assert np.isnan(u.value[mask]).all()
+
+
+@pytest.mark.usefixtures("always")
+def test_lone_trees_with_large_scores():
+    """Too large for the multipliers of sets alone: the other rows, or structures, take over."""
+    rng = np.random.default_rng(4)
+    fg, _, _ = tree_graph(1e7 * rng.normal(size=(2, 6, 6)))
+    rows, listed, _ = both(fg)
+    np.testing.assert_allclose(rows.mu, listed.mu, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 def test_trees_with_logic_and_pairs(scale):
     rng = np.random.default_rng(3)

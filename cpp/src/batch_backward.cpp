@@ -8,6 +8,7 @@
 #include "factormax/components.hpp"
 #include "factormax/lone_rows.hpp"
 #include "factormax/parallel.hpp"
+#include "factormax/structured/lone_tree.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
 #include "local_problem.hpp"
@@ -33,13 +34,19 @@ struct BackwardState {
       rhs = ws.take<T>(p.num_dual());
     }
   }
-  void allocate_rows(const Problem<T>& p, Workspace& ws) {
+  // most_lists: of flags, of a factor.
+  void allocate_rows(const Problem<T>& p, int most_lists, Workspace& ws) {
+    is_tree = most_lists < LoneTree::kMostSets && LoneTree::is_all_of(p);
+    if (is_tree) return tree.allocate(p.structured.shapes(0)[0], ws);
     const Problem<T> size = form.largest(p);
     form.allocate(p, ws);
     row_instance.allocate(size, ws);
     row_system.allocate(size, nullptr, ws);
     row_rhs = ws.take<T>(size.num_dual());
   }
+
+  LoneTree tree;
+  bool is_tree = false;  // it takes the place of the rows
 
   RowForm<T> form;
   Instance<T> row_instance;
@@ -49,12 +56,31 @@ struct BackwardState {
   StructuredFactors<T>* hubs() { return structured.any() ? &structured : nullptr; }
 };
 
+// What instances that are laid out alike need room for.
+struct Needs {
+  bool rows = false, structures = true;
+  int most = 0;        // structures of a factor
+  int most_lists = 0;  // of flags
+
+  void add(bool by_rows, int count, int lists) {
+    rows |= by_rows;
+    structures |= !by_rows;
+    most = std::max(most, count);
+    most_lists = std::max(most_lists, lists);
+  }
+  int growth() const {
+    int growth = structures ? 1 : 0;
+    while (structures && 64 * growth < most) growth *= 4;
+    return growth;
+  }
+};
+
 template <class T>
-std::size_t backward_bytes(const Problem<T>& problem, int growth, bool rows) {
+std::size_t backward_bytes(const Problem<T>& problem, const Needs& needs) {
   Workspace counter;
   BackwardState<T> state;
-  state.allocate(problem, growth, counter);
-  if (rows) state.allocate_rows(problem, counter);
+  state.allocate(problem, needs.growth(), counter);
+  if (needs.rows) state.allocate_rows(problem, needs.most_lists, counter);
   return counter.used();
 }
 
@@ -118,6 +144,19 @@ void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int6
   }
 }
 
+// Of an instance that is nothing but a tree. Returns the residual.
+template <class T>
+double vjp_of_tree(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
+                   const StructureOffsets& at, const Gradients<T>& g, LoneTree& tree) {
+  const int words = p.structured.shapes(0)[0];
+  const std::uint8_t* members = grads.cuts + at.cuts[i];
+  tree.begin_derivative(grads.var_side.at(i), p.structured.shapes(0)[1] != 0);
+  for (int c = 0; c < grads.num_cuts[i]; ++c, members += words) {
+    if (!tree.adopt(members)) return std::numeric_limits<double>::infinity();
+  }
+  return tree.derivative(g.grad_mu, g.grad_eta_u);
+}
+
 // Of an instance that was solved by rows. Returns the residual.
 template <class T>
 double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
@@ -147,7 +186,8 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
     return;
   }
   if (RowForm<T>::possible(p) && grads.num_cuts[i * p.structured.count] >= 0) {
-    grads.residual[i] = vjp_by_rows(p, i, grads, at, g, state);
+    grads.residual[i] = state.is_tree ? vjp_of_tree(p, i, grads, at, g, state.tree)
+                                      : vjp_by_rows(p, i, grads, at, g, state);
     return;
   }
   state.instance.prepare(p, i);
@@ -161,37 +201,18 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
                           state.system, state.hubs(), state.d, state.rhs);
 }
 
-// What instances that are laid out alike need room for.
-struct Needs {
-  bool rows = false, structures = true;
-  int most = 0;  // structures of a factor
-
-  void add(bool by_rows, int count) {
-    rows |= by_rows;
-    structures |= !by_rows;
-    most = std::max(most, count);
-  }
-  int growth() const {
-    int growth = structures ? 1 : 0;
-    while (structures && 64 * growth < most) growth *= 4;
-    return growth;
-  }
-};
-
 // Differentiates instances of one layout, one after the other on one thread.
 template <class T>
 class BackwardWorker {
  public:
   BackwardWorker(const Problem<T>& problem, const Needs& needs, Control& control)
-      : problem_(problem),
-        control_(control),
-        leased_(backward_bytes(problem, needs.growth(), needs.rows)) {
+      : problem_(problem), control_(control), leased_(backward_bytes(problem, needs)) {
     Workspace* workspace = leased_.lease.get();
     if (workspace == nullptr) {
       control.fail_for_memory();
     } else {
       leased_.state.allocate(problem, needs.growth(), *workspace);
-      if (needs.rows) leased_.state.allocate_rows(problem, *workspace);
+      if (needs.rows) leased_.state.allocate_rows(problem, needs.most_lists, *workspace);
     }
   }
 
@@ -219,7 +240,7 @@ void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradien
     needs.structures = false;
     const bool possible = RowForm<T>::possible(problem);
     for (std::int64_t k = 0; k < batch * problem.structured.count; ++k) {
-      needs.add(possible && grads.num_cuts[k] >= 0, grads.count[k]);
+      needs.add(possible && grads.num_cuts[k] >= 0, grads.count[k], grads.num_cuts[k]);
     }
   }
   const auto make_worker = [&]() -> Worker {
@@ -347,7 +368,7 @@ void vjp_components(const Problem<T>& problem, std::int64_t batch, const BatchGr
   for (std::int64_t k = 0; k < batch * factors; ++k) {
     const int f = static_cast<int>(k % factors);
     needs[components[components.of_factor(f)].kind].add(leaders[f] >= 0 && grads.num_cuts[k] >= 0,
-                                                        grads.count[k]);
+                                                        grads.count[k], grads.num_cuts[k]);
   }
   std::vector<double> residuals(batch * chunks, 0.0);
   const auto make_worker = [&]() -> Worker {

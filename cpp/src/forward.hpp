@@ -9,6 +9,7 @@
 #include "factormax/linear.hpp"
 #include "factormax/outputs.hpp"
 #include "factormax/proximal.hpp"
+#include "factormax/structured/lone_tree.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
 #include "thread_memory.hpp"
@@ -40,7 +41,8 @@ struct ForwardState {
   Span<T> error;
   Span<T> rows;  // scratch of AD3
   RowFormState<T> by_rows;
-  bool has_row_form = false;
+  LoneTree tree;
+  bool has_row_form = false, is_tree = false;
 
   DualPoint<T>* point = nullptr;  // where the method ended
   Span<const T> certificate;      // that nothing is feasible
@@ -60,6 +62,8 @@ struct ForwardState {
     StructuredFactors<T>* hubs = structured.any() ? &structured : nullptr;
     has_row_form = method == Method::compact && RowForm<T>::possible(p);
     if (has_row_form) by_rows.allocate(p, ws);
+    is_tree = has_row_form && LoneTree::is_all_of(p);
+    if (is_tree) tree.allocate(p.structured.shapes(0)[0], ws);
     if (method == Method::admm || method == Method::ad3) admm.allocate(p, hubs, ws);
     if (method == Method::compact || method == Method::proximal) proximal.allocate(p, hubs, ws);
   }
@@ -86,6 +90,15 @@ struct InstanceStructures {
     on.insert(on.end(), set.on(0), set.on(found));
     features.insert(features.end(), set.features(0), set.features(found));
     dense.insert(dense.end(), set.dense(0), set.dense(found));
+  }
+
+  void take_tree(const LoneTree& tree) {
+    count.push_back(0);
+    num_cuts.push_back(0);
+    tree.tight_sets([&](Span<const std::uint8_t> members) {
+      ++num_cuts.back();
+      cuts.insert(cuts.end(), members.begin(), members.end());
+    });
   }
 
   // Only the rows that hold tightly bear on the derivative.
@@ -222,6 +235,27 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   return true;
 }
 
+// Solves an instance that is nothing but a tree; if that is not to be had, nothing is written.
+template <class T>
+LoneTree::End solve_tree(const Problem<T>& p, std::int64_t i, const Options& options,
+                         const Outputs<T>& out, InstanceStructures* found, LoneTree& tree,
+                         Control& control, bool may_poll) {
+  const bool single_root = p.structured.shapes(0)[1] != 0,
+             always = options.by_rows == ByRows::always;
+  const LoneTree::End end = tree.solve(p.eta_u.at(i), p.mask.at(i), single_root, always,
+                                       options.max_iter, control, may_poll);
+  if (end != LoneTree::End::solved) return end;
+  tree.write(out.mu.at(i), out.var_side.at(i));
+  out.objective[i] = objective(p, i, out.mu.at(i), out.mu_v.at(i), 1.0);
+  found->take_tree(tree);
+  Result result;
+  result.status = Status::converged;
+  result.iterations = tree.passes;
+  result.primal_residual = result.dual_residual = tree.residual;
+  write_result(result, i, out);
+  return end;
+}
+
 template <class T>
 void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options& options,
                const T* warm, const Outputs<T>& out, InstanceStructures* found,
@@ -230,7 +264,13 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
   StructuredFactors<T>& structured = state.structured;
   const bool has_rows =
       state.has_row_form && (options.by_rows == ByRows::always || options.by_rows == ByRows::dense);
-  const bool dense = has_rows && (options.by_rows == ByRows::always || RowForm<T>::is_dense(p, i));
+  bool dense = has_rows;
+  if (has_rows && state.is_tree) {
+    const auto end = solve_tree(p, i, options, out, found, state.tree, control, may_poll);
+    if (end == LoneTree::End::solved) return;
+    dense = end != LoneTree::End::sparse;
+  }
+  dense = dense && (options.by_rows == ByRows::always || RowForm<T>::is_dense(p, i));
   if (dense && solve_by_rows(p, i, options, warm, 0, out, found, state.by_rows, state.error,
                              control, may_poll)) {
     return;

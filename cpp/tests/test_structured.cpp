@@ -218,6 +218,13 @@ Model<T> tree_with_budgets(int n, int budget) {
 }
 
 template <class T>
+Model<T> lone_tree(int n, bool single_root) {
+  Model<T> model(n * n);
+  model.add(OracleKind::tree, range(0, n * n), {n, single_root}, 0);
+  return model;
+}
+
+template <class T>
 Model<T> chains(int n, int states) {  // a grid of chains: the columns are linked
   Model<T> model(n * n * states);
   for (int i = 0; i < n; ++i) {
@@ -358,6 +365,8 @@ void check_all(Random& random) {
   check_by_rows("tree", tree_with_budgets<T>(5, 2), random, 4);
   check_by_rows("one word", tree_with_budgets<T>(1, 2), random, 2);
   check_by_rows("tree of 15 words", tree_with_budgets<T>(15, 3), random, 2);
+  check_by_rows("tree alone", lone_tree<T>(9, false), random, 4);
+  check_by_rows("tree alone with a single root", lone_tree<T>(9, true), random, 4);
   check_by_rows("tree and matching", tree_and_matching<T>(6), random, 3);
   check_mask<T>(random);
 }
