@@ -90,6 +90,13 @@ def test_what_is_masked_is_grey():
     assert len(fm.plot.marginals(np.ones(3), mask=mask).patches) == 4  # three bars and a gap
 
 
+def test_entries_are_numbered():
+    for size in (1, 2, 3, 40):
+        for ax in (fm.plot.marginals(np.eye(size)), fm.plot.marginals(np.ones(size))):
+            ticks = ax.get_xticks()
+            assert (ticks == np.round(ticks)).all() and 0 in ticks
+
+
 def test_large_matrices_have_no_numbers():
     assert not fm.plot.marginals(np.full((40, 40), 0.5)).texts
     assert len(fm.plot.marginals(np.full((17, 2), 0.5), numbers=True).texts) == 34

@@ -68,7 +68,7 @@ class Layout:
                 left, bottom, width, height = s.outline
                 xs += [left, left + width]
                 ys += [bottom, bottom + height]
-        xs += [x - 0.35 for _, x, _ in self.names]
+        xs += [x - 0.1 - 0.17 * len(name) for name, x, _ in self.names]
         ys += [y for _, _, y in self.names]
         return min(xs), max(xs), min(ys), max(ys)
 
@@ -101,7 +101,7 @@ def lay_out(graph: FactorGraph) -> Layout:
             continue
         places[own] = _block(tensor) + np.array([0, top])
         inside = [s for s in squares if (owners[s.members] == k).all()]
-        bottom = _place_inside(inside, places, places[own], later)
+        bottom = _place_inside(inside, places, tensor, later)
         beside = [_left(s) for s in inside if s not in later]
         left = min([places[own][:, 0].min() - RADIUS, *beside])
         names.append((tensor.name, left - 0.15, top))
@@ -125,18 +125,25 @@ def _block(tensor: VariableTensor) -> FloatArray:
     rows, columns = (1, 1, *tensor.shape)[-2:]
     number = np.arange(tensor.size)
     panel, row, column = np.unravel_index(number, (tensor.size // (rows * columns), rows, columns))
-    x = (column + panel * (columns + 1)) * STEP_X
+    x = column * STEP_X + panel * _panel_width(tensor)
     return np.stack([x, -row * STEP_Y], axis=1)
 
 
+def _panel_width(tensor: VariableTensor) -> float:
+    """From one matrix of a tensor to the next, with room for the factors over rows."""
+    columns = (1, *tensor.shape)[-1]
+    return (columns + 1.5) * STEP_X
+
+
 def _place_inside(
-    squares: list[Square], places: FloatArray, block: FloatArray, later: list[Square]
+    squares: list[Square], places: FloatArray, tensor: VariableTensor, later: list[Square]
 ) -> float:
     """Places factors whose variables are all of one tensor; returns how far down that reaches.
 
     Those that only fit among its variables are added to `later`.
     """
-    left, bottom = block.min(axis=0)
+    block = places[tensor.start : tensor.start + tensor.size]
+    bottom = block[:, 1].min()
     flat = len(np.unique(block[:, 1])) == 1
     taken: Lanes = {}
     outlines = 0
@@ -152,7 +159,9 @@ def _place_inside(
             lane = _free_lane(square, own[:, 0].mean(), taken, "below")
             square.centre = np.array([own[:, 0].mean(), bottom - RADIUS - LANE * (1 + lane)])
         elif not flat and several and lines[0] == 1:
-            lane = _free_lane(square, float(own[0, 1]), taken, "left")
+            panel = int(own[0, 0] / _panel_width(tensor) + 1e-6)
+            lane = _free_lane(square, float(own[0, 1]), taken, f"left of {panel}")
+            left = panel * _panel_width(tensor)
             square.centre = np.array([left - 1.2 - 1.3 * lane, own[0, 1]])
         elif not flat and several and lines[1] == 1:
             lane = _free_lane(square, float(own[0, 0]), taken, "below")

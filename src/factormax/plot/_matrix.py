@@ -128,6 +128,7 @@ def _bars(
         for i in np.flatnonzero(values >= 0.005):
             drawn.text(i, values[i] + 0.03, number_text(values[i]), ha="center", color=INK)
     drawn.set(ylim=(0, 1.12), yticks=[0, 1], xlim=(-0.6, size - 0.4))
+    _number(drawn.xaxis)
     if labels is not None:
         drawn.set_xticks(range(size), labels, rotation=35 if _are_long(labels, 7) else 0)
     drawn.spines[["top", "right"]].set_visible(False)
@@ -156,6 +157,8 @@ def _cells(
             text = number_text(values[i, j])
             drawn.text(j, i, text, ha="center", va="center", color=colour, fontsize=9)
     tilted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    _number(drawn.xaxis)
+    _number(drawn.yaxis)
     if columns is not None:
         drawn.set_xticks(range(n), columns, **(tilted if _are_long(columns, 5) else {}))
     if rows is not None:
@@ -176,6 +179,13 @@ def _sums(ax: Any, totals: FloatArray) -> None:
     below.set(xlim=(-0.5, len(totals) - 0.5), ylim=(top, 0), xticks=[], yticks=[0, 1])
     below.set_ylabel("sum", color=INK)
     hide_frame(below)
+
+
+def _number(axis: Any) -> None:
+    """Whole numbers at the entries, not between them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def _are_long(labels: list[str], most: int) -> bool:
