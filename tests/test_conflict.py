@@ -229,6 +229,64 @@ def test_a_conflict_is_as_small_as_the_proof_allows():
     assert infeasible > 20
 
 
+@pytest.mark.parametrize("query", ["auto", "map", "decode"])
+def test_clues_that_contradict_each_other(query):
+    """A Sudoku with two fives in its first row: three of the 202 factors of a proof suffice."""
+    rows = """55..7.... 6..195... .98....6. 8...6...3 4..8.3..1
+              7...2...6 .6....28. ...419..5 ....8..79"""
+    given = np.array([[int(c) for c in row.replace(".", "0")] for row in rows.split()])
+    mask = (given[:, :, None] == 0) | (given[:, :, None] == np.arange(1, 10))
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros((9, 9, 9)), mask=mask)
+    fg.add(fm.Xor(u, axis=2))
+    fg.add(fm.Xor(u, axis=1))
+    fg.add(fm.Xor(u, axis=0))
+    fg.add(fm.Xor(u.reshape(3, 3, 3, 3, 9), axis=(1, 3)))
+    names = QUERIES[query](fg, on_failure="ignore").conflict()
+    assert names == ["Xor over u[0, 0, :]", "Xor over u[0, 1, :]", "Xor over u[0, :, 4]"]
+
+
+def test_rows_that_exclude_each_other_in_turn():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(random(12))
+    fg.add(fm.Or(u[:1]))
+    chain = fg.add(fm.Imply(u[:-1], u[1:]))
+    last = fg.add(fm.Budget(u[7:9], 1))
+    names = fg.solve(on_failure="ignore").conflict()
+    assert names[0] == "Or over u[:1]" and names[-1].factor is last
+    assert [n.row for n in names[1:-1]] == [(i,) for i in range(8)]
+    assert all(n.factor is chain for n in names[1:-1])
+
+
+def test_masked_squares_that_have_no_solution():
+    infeasible = 0
+    for trial in range(60):
+        rng = np.random.default_rng(trial)
+        mask = rng.random((4, 4, 4)) < 0.35
+        scores = rng.normal(size=(4, 4, 4))
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores, mask=mask)
+        for axis in range(3):
+            fg.add(fm.Xor(u, axis=axis))
+        fg.add(fm.Linear(u, rng.normal(size=(4, 4, 4)), upper=5.0))
+        solution = fg.solve(on_failure="ignore")
+        if solution.status is not fm.Status.INFEASIBLE:
+            continue
+        infeasible += 1
+        again = fm.FactorGraph()
+        v = again.variable_from(scores, mask=mask).flatten()
+        for name in solution.conflict():
+            factor = name.factor
+            k = int(np.ravel_multi_index(name.row, factor._group_shape)) if name.row else 0
+            part = v[factor._index[k]]
+            if factor.kind == "Xor":
+                again.add(fm.Xor(part))
+            else:
+                again.add(fm.Linear(part, factor._params[0].value.reshape(-1), upper=5.0))
+        assert again.solve(on_failure="ignore").status is fm.Status.INFEASIBLE
+    assert infeasible > 20
+
+
 def test_names_are_pickled():
     fg = fm.FactorGraph(batch_dims=1)
     u = fg.variable_from(random(2, 2, 3))

@@ -32,8 +32,9 @@ solution = fg.decode()
 answer = 1 + u.value.argmax(axis=2)
 
 # %%
-# The search proves its answer. For clues that contradict each other, ``solution.status`` would be
-# ``INFEASIBLE``.
+# The search proves its answer. For clues that contradict each other, the status would be
+# ``INFEASIBLE``, and ``solution.conflict()`` would name a few factors that exclude each other: with
+# two fives in the first row, those two cells, and the row that wants a single five.
 
 assert solution.optimal
 assert (answer[grid > 0] == grid[grid > 0]).all()

@@ -2,7 +2,8 @@
 
 The certificate is a multiplier for every row (docs/math.md, equation 23): the rows with a
 multiplier can't hold together. Where structured factors take part, they stand in it with their best
-structures. Multipliers that the proof can do without are set to 0 first: few factors are named.
+structures. Multipliers that the proof can do without are set to 0 first: few factors are named. If
+fewer rows exclude each other one after the other, as contradictory clues do, these are named.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ def conflicts_of(
 
 _NAMED = 8  # factors that a message names
 _MOST = 128  # rows that are tried one by one
+_MOST_ROUNDS = 200  # in which rows switch variables on or off, all rows at once
 
 
 @dataclass
@@ -213,7 +215,13 @@ class _Instance:
                 if self.proves(without, needed - {s.place}):
                     y, needed = without, needed - {s.place}
             y = self.fewer(y, needed)
-        return self.named(y, needed)
+        found = [self.named(y, needed)]
+        if len(found[0]) > 2:
+            for rows in self.propagated():
+                y = np.zeros(len(y))
+                y[rows] = 1
+                found.append(self.named(y, set()))
+        return min(found, key=len)
 
     def named(self, y: FloatArray, needed: set[int]) -> list[tuple[int, int]]:
         rows = np.flatnonzero(y[: self.model.num_rows])
@@ -245,6 +253,69 @@ class _Instance:
             order = np.concatenate([*kept, np.zeros(0, dtype=np.int64)])
             portion //= 2
         return y
+
+    def propagated(self) -> list[list[int]]:
+        """Sets of rows that exclude each other: each switches variables on or off for the next."""
+        model, (coef, bounds), total = self.model, self.inputs.rows, self.model.num_rows
+        if not total:
+            return []
+        row = np.repeat(np.arange(total), np.diff(model.row_ptr))
+        block = np.repeat(np.arange(len(model.block_ptr) - 1), np.diff(model.block_ptr))
+        there = np.bincount(block[row], self.present[model.col], minlength=len(model.block_ptr) - 1)
+        holds = (there[block] == 0) | (model.row_kind == int(_core.RowKind.absent))
+        bound = np.where(holds, np.inf, bounds[0])
+        # An equation is two inequalities: the second has a number of its own.
+        equal = model.row_kind == int(_core.RowKind.equality)
+        twice = equal[row]
+        row = np.concatenate([row, row[twice] + total])
+        col = np.concatenate([model.col, model.col[twice]])
+        a = np.concatenate([coef[0], -coef[0][twice]])
+        bound = np.concatenate([bound, np.where(equal & ~holds, -bound, np.inf)])
+
+        low, high = np.zeros(len(self.present)), self.present.astype(np.float64)
+        why = np.full(len(self.present), -1)  # the row that switched a variable on or off,
+        when = np.full(len(self.present), -1)  # and in which round
+        for now in range(_MOST_ROUNDS):
+            least = a * np.where(a > 0, low[col], high[col])
+            activity = np.bincount(row, least, minlength=2 * total)
+            broken = np.flatnonzero(activity > bound + 1e-6 * (1 + np.abs(bound)))
+            if len(broken):
+                break
+            room = bound[row] - activity[row] + least
+            off = (a > 0) & (high[col] > 0) & (room <= 1e-9 * a)
+            on = (a < 0) & (low[col] < 1) & (room <= (1 - 1e-9) * a)
+            fixed = np.flatnonzero(off | on)
+            if not len(fixed):
+                return []
+            fixed = fixed[np.unique(col[fixed], return_index=True)[1]]
+            why[col[fixed]], when[col[fixed]] = row[fixed], now
+            high[col[fixed[off[fixed]]]] = 0
+            low[col[fixed[on[fixed]]]] = 1
+        else:
+            return []
+
+        order = np.argsort(row, kind="stable")
+        ends = np.searchsorted(row[order], np.arange(2 * total + 1))
+
+        def against(r: int, before: int) -> list[int]:
+            """The variables of a row that other rows had switched against it before a round."""
+            entries = order[ends[r] : ends[r + 1]]
+            switched = np.where(a[entries] > 0, low[col[entries]] == 1, high[col[entries]] == 0)
+            j = col[entries[switched]]
+            return [int(v) for v in j[(why[j] >= 0) & (when[j] < before)]]
+
+        def reasons(last: int) -> list[int]:
+            """The row, those that switched its variables against it, and theirs."""
+            rows, seen, left = {last % total}, set[int](), against(last, now)
+            while left:
+                v = left.pop()
+                if v not in seen:
+                    seen.add(v)
+                    rows.add(int(why[v]) % total)
+                    left += against(int(why[v]), int(when[v]))
+            return sorted(rows)
+
+        return [reasons(int(r)) for r in broken[:_NAMED]]
 
     def pull(self, y: FloatArray) -> FloatArray:
         """The transpose of all rows times y, `(n,)`, the links among the rows."""
