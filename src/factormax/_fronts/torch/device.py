@@ -28,6 +28,7 @@ __all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
 _AT_ONCE = 1 << 16
 
 _device = lru_cache(maxsize=16)(torch.device)
+_space_of = lru_cache(maxsize=16)(space_of)
 _TYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
@@ -61,7 +62,7 @@ class DeviceTask(Task):
         self.layout = layout = self.form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
         place, real = _device(device), _TYPES[dtype]
-        self.space = space = space_of(place)
+        self.space = space = _space_of(place)
         eta_u = layout.flat_scores(space, scores, real)
         if self.form.places:  # the structures may be asked for when the caller has changed them
             eta_u = eta_u.clone()
@@ -95,7 +96,7 @@ class DeviceTask(Task):
             self.form, self.layout = form, form.layout
         self.batch = len(inputs.eta_u)
         self.batch_shape = (self.batch,)
-        self.space = space_of(inputs.eta_u.device)
+        self.space = _space_of(inputs.eta_u.device)
         self.temperature = self._graph = None
         return self
 
