@@ -207,7 +207,9 @@ class FlatPlan:
         inputs = Inputs(*given)
         self.task = task = DeviceTask.of_inputs(self.engine, self.form, inputs)
         found = self.answer_there(task, lambda: check_flat(graph, task.host_inputs), *rest)
-        report_failures(task.raw, self.options.on_failure)
+        if not task.raw.all_converged:
+            conflicts = conflicts_of(graph._factors, task.host_inputs, task.raw, task.batch_shape)
+            report_failures(task.raw, self.options.on_failure, conflicts=conflicts)
         return *found, task.multipliers(), task.report(7).T, task.place
 
     def answer_there(self, task: Any, refuse: Any, warm: Any) -> tuple[Any, ...]:
