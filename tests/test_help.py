@@ -37,19 +37,21 @@ def test_help_is_short(cls):
     assert len(pydoc.plain(pydoc.render_doc(cls)).splitlines()) <= 73
 
 
-# Stands for torch, which takes mypy a minute to read.
-TORCH = """
+# Stands for torch and for JAX, which take mypy a minute to read.
+STUB = """
 class Tensor:
     def sum(self) -> Tensor: ...
     def __float__(self) -> float: ...
 
 def zeros(*shape: int) -> Tensor: ...
 """
+STUBS = {"torch": STUB, "jax": STUB.replace("Tensor", "Array")}
 
 
 VALUES = """
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -71,7 +73,9 @@ assert_type(fg.variable_from([1.0, 2.0]).value, npt.NDArray[Any])
 v = fg.variable_from(torch.zeros(2, 3), mask=np.ones((2, 3), bool))
 assert_type(v.value, torch.Tensor)
 assert_type((~v.T[0]).value, torch.Tensor)
-total(u) + total(v)
+w = fg.variable_from(jax.zeros(2, 3))
+assert_type(w[0].value, jax.Array)
+total(u) + total(v) + total(w)
 """
 
 
@@ -87,8 +91,9 @@ def factor_of_ones_own():
 def test_mypy_knows_the_types(tmp_path):
     """--strict, for a factor of one's own, and values, which have the type of the scores."""
     api = pytest.importorskip("mypy.api")
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.pyi").write_text(TORCH)
+    for library, stub in STUBS.items():
+        (tmp_path / library).mkdir()
+        (tmp_path / library / "__init__.pyi").write_text(stub)
     (tmp_path / "own.py").write_text(factor_of_ones_own())
     (tmp_path / "values.py").write_text(VALUES)
     lines = ["[mypy]", "strict = true", f"mypy_path = {tmp_path}"]

@@ -41,6 +41,7 @@ from factormax.temperature import checked_temperature
 from factormax.variable import Variable
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
 __all__ = ["FactorGraph", "TorchFactorGraph", "checked_options"]
@@ -102,6 +103,11 @@ class FactorGraph:
     def variable_from(
         self, scores: torch.Tensor, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable[torch.Tensor]: ...
+
+    @overload  # before NumPy's: they are array-like too
+    def variable_from(  # type: ignore[overload-overlap]
+        self, scores: jax.Array, mask: ArrayLike | None = None, name: str | None = None
+    ) -> Variable[jax.Array]: ...
 
     @overload
     def variable_from(
