@@ -64,6 +64,19 @@ def test_answers(name, scale, dtype, way):
         assert np.max(solution.primal_residual) <= 1e-6
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("offset", [-1e4, 1e4, 3e8])
+@pytest.mark.parametrize("name", ["Xor", "Exactly"])
+def test_scores_far_from_zero(name, offset, dtype):
+    # Equations don't mind what all scores have in common.
+    scores = (offset + np.random.default_rng(5).standard_normal((30, 200))).astype(dtype)
+    fg, u = built(name, scores, "batch")
+    fg.solve(on_failure="raise")
+    for own, mu in zip(scores.astype(np.float64), u.value, strict=True):
+        right, _ = exact(own - offset, *FACTORS[name][1:])
+        np.testing.assert_allclose(mu, right, rtol=1e-6, atol=1e-15 * abs(offset) + 1e-9)
+
+
 @pytest.mark.parametrize("way", ["batch", "graph", "columns"])
 @pytest.mark.parametrize("name", FACTORS)
 def test_gradients_are_those_of_finite_differences(name, way):

@@ -292,7 +292,8 @@ class RowSolver {
     }
     T floor = -std::numeric_limits<T>::infinity();
     if (bound <= 1) {
-      floor = whole.largest - 1;
+      // Rounded down: scores may be so large that 1 is nothing beside them.
+      floor = std::nextafter(whole.largest - 1, floor);
     } else {
       const T rounding = n * std::numeric_limits<T>::epsilon();
       T t = (whole.sum - static_cast<T>(bound)) / n;
@@ -300,7 +301,7 @@ class RowSolver {
       for (int step = 0; step < kLooks; ++step) {
         const Clipped<T> here = clipped(y, n, t);
         const T excess = here.sum - static_cast<T>(bound);
-        if (!(here.free > 0) || !(excess > rounding * here.sum)) break;
+        if (!(here.free > 0) || !(excess > rounding * (here.sum + 1 + std::fabs(t)))) break;
         floor = t;
         t += excess / here.free;
       }
