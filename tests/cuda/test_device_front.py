@@ -572,7 +572,8 @@ def test_a_training_step_can_be_captured() -> None:
 def test_a_layer_can_be_captured() -> None:
     layer = fm.nn.Matching(on_failure="ignore").cuda()
     scores = numbers(dtype=torch.float32)[0].cuda()
-    lengths = (torch.tensor([3, 2, 3], device="cuda"), torch.tensor([5, 5, 4], device="cuda"))
+    # Rows and columns: some have more of these, some more of those, for which a wiring is recorded.
+    lengths = (torch.tensor([3, 2, 3], device="cuda"), torch.tensor([2, 5, 4], device="cuda"))
     with torch.no_grad():
         wanted = layer(scores, lengths=lengths)
         stream = torch.cuda.Stream()
@@ -585,6 +586,15 @@ def test_a_layer_can_be_captured() -> None:
             found = layer(scores, lengths=lengths)
     graph.replay()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_what_was_never_solved_can_not_be_captured() -> None:
+    layer = fm.nn.Matching(on_failure="ignore")
+    scores = torch.zeros(2, 7, 11, device="cuda")
+    with torch.no_grad(), pytest.raises(fm.GraphError, match="solve it once before you record"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            layer(scores)
 
 
 @pytest.mark.gpu

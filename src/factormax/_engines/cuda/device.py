@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from factormax._engines.cuda import driver
+from factormax.errors import GraphError
 
 __all__ = ["TorchMachine"]
 
@@ -56,7 +57,18 @@ class TorchMachine:
         return torch.empty(shape, dtype=_TYPES[dtype], device=self.device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        """A copy on the device."""
+        """A copy on the device.
+
+        Raises:
+            GraphError: while a CUDA graph is recorded, for it would copy only when it is replayed.
+        """
+        if self.capturing:
+            raise GraphError(
+                "A CUDA graph is being recorded, and this factor graph has not been solved on "
+                f"{self.device} before: solve it once before you record. A Matching layer that is "
+                "given lengths or a mask records the wiring for instances of both kinds, those "
+                "with more rows and those with more columns: warm it up on a batch that has both."
+            )
         signed = _SIGNED.get(array.dtype, array.dtype)  # torch has little use for others
         return torch.tensor(array.view(signed), device=self.device)
 
