@@ -29,7 +29,7 @@ struct Extent {
 template <class T>
 FACTORMAX_VECTOR Extent<T> extent(const T* y, int n) {
   T sum = 0, largest = -std::numeric_limits<T>::max();
-#pragma omp simd reduction(+ : sum) reduction(max : largest)
+  FACTORMAX_EXTREMES(reduction(+ : sum) reduction(max : largest))
   for (int k = 0; k < n; ++k) {
     sum += y[k];
     largest = y[k] > largest ? y[k] : largest;

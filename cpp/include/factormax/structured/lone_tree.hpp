@@ -231,7 +231,7 @@ class LoneTree {
       const T* from = eta + row;
       double* to = scores_.data + row;
       double top = -kInf, bottom = kInf;
-#pragma omp simd reduction(max : top) reduction(min : bottom)
+      FACTORMAX_EXTREMES(reduction(max : top) reduction(min : bottom))
       for (int h = 0; h < n_; ++h) {
         to[h] = from[h];
         top = to[h] > top ? to[h] : top;
@@ -350,7 +350,7 @@ class LoneTree {
 
   FACTORMAX_INLINE double highest(const double* x) const {
     double most = -kInf;
-#pragma omp simd reduction(max : most)
+    FACTORMAX_EXTREMES(reduction(max : most))
     for (int h = 0; h < n_; ++h) most = x[h] > most ? x[h] : most;
     return most;
   }
