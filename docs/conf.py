@@ -1,5 +1,6 @@
 """How the site is built: `make docs`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import factormax  # noqa: E402
+
+os.environ["TQDM_DISABLE"] = "1"  # a bar would fill the page of the script that shows it
 
 project = "factormax"
 author = "The factormax developers"
