@@ -310,7 +310,9 @@ def test_ax_in_ax_out_of_the_others():
     _, factor = solved_tree()
     assert fm.plot.tree(factor, axes[0]) is axes[0]
     assert fm.plot.structures(factor, axes[1]) is axes[1]
-    assert fm.plot.graph(factor.graph, axes[2]) is axes[2]
+    fg = fm.FactorGraph()
+    fg.add(fm.Xor(fg.variable_from(np.zeros(3))))
+    assert fm.plot.graph(fg, axes[2]) is axes[2]
     assert len(plt.get_fignums()) == 1
 
 

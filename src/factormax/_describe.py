@@ -11,7 +11,8 @@ from factormax.arrays import is_hidden, library_of, to_numpy
 
 if TYPE_CHECKING:
     from factormax.factors.base import BaseFactor
-    from factormax.graph import FactorGraph, VariableTensor
+    from factormax.graph import FactorGraph
+    from factormax.record import VariableTensor
 
 __all__ = ["counted", "factor_settings", "graph_label", "shown_numbers", "summary"]
 

@@ -79,19 +79,15 @@ class FactorGraph:
         self._factors: list[BaseFactor] = []
         self._structured: list[StructuredFactor] = []
 
-    if TYPE_CHECKING:  # annotations would be in `help`
-        _formed: Form | None
-        _parts: Sequence[Scores] | None
-        _traced: tuple[Any, ...] | None
-
-    # What a graph begins with; set on it when there is more to say.
+    # What a graph begins with; set on it when there is more to say. Types are in comments, for
+    # annotations would be in `help`.
     _num_variables = 0
     _masked = False  # whether any variable has a mask
     _uses_torch = False  # whether there are scores that are torch tensors
     _uses_jax = False  # or arrays of JAX
-    _formed = None
-    _parts = ()
-    _traced = None  # how a compiled function solved it
+    _formed = None  # type: Form | None
+    _parts = ()  # type: Sequence[Scores] | None
+    _traced = None  # type: tuple[Any, ...] | None  # how a compiled function solved it
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, without the compiled model."""

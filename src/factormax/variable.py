@@ -216,10 +216,10 @@ class Variable(Generic[ArrayT]):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        tensor = self.graph._tensors[self.position]
+        tensor = self._record.tensors[self.position]
         text = f"Variable {self.name} of shape {self.shape}"
-        if self.graph.batch_dims:
-            text += f", batch {self.graph.batch_shape or 'of unknown shape'}"
+        if self._record.batch_dims:
+            text += f", batch {self._record.batch_shape or 'of unknown shape'}"
         return f"<{text}{'' if tensor.mask is None else ', masked'}>"
 
 

@@ -109,7 +109,7 @@ class BaseFactor:
                 along = Scope.along if is_tracing() else remembered_scope
                 scope = along(variables.view, variables.negated, axis)
                 if scope is not None:
-                    self._given = [variables]
+                    self._given, self._axis = [variables], axis
                     self._keep(scope, variables.distinct)
                     return
         several = isinstance(variables, (list, tuple))

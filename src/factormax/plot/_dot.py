@@ -42,7 +42,7 @@ def to_dot(graph: FactorGraph) -> str:
     """
     lines = ['node [fontname="sans-serif"];']
     for i in range(graph._num_variables):
-        lines.append(f"v{i} [shape=circle, label={_quoted(scalar_name(graph, i))}];")
+        lines.append(f"v{i} [shape=circle, label={_quoted(scalar_name(graph._record, i))}];")
     for k, square in enumerate(squares_of(graph)):
         lines.append(f"f{k} [shape=square, label={_quoted(square.label)}];")
         for i, negated in zip(square.members, square.negated, strict=True):

@@ -80,7 +80,7 @@ def _points_per_unit(ax: Any, width: float, height: float) -> float:
 
 def _values(fg: FactorGraph, instance: int | tuple[int, ...] | None) -> FloatArray | None:
     """The values of all variables in an instance, NaN where they are masked; None without."""
-    if fg._values is None or (fg.batch_dims and instance is None):
+    if fg._record.values is None or (fg.batch_dims and instance is None):
         return None
     place = () if instance is None else instance if isinstance(instance, tuple) else (instance,)
     if len(place) != fg.batch_dims:
@@ -88,7 +88,7 @@ def _values(fg: FactorGraph, instance: int | tuple[int, ...] | None) -> FloatArr
             f"graph: instance={instance!r} is no index into {fg.batch_dims} batch dimensions."
         )
     found = []
-    for tensor, value in zip(fg._tensors, fg._values, strict=False):
+    for tensor, value in zip(fg._tensors, fg._record.values, strict=False):
         if is_hidden(value):
             return None
         numbers = np.asarray(to_numpy(value), float)

@@ -18,7 +18,8 @@ from factormax.arrays import FloatArray, IndexArray
 
 if TYPE_CHECKING:
     from factormax.factors.base import BaseFactor
-    from factormax.graph import FactorGraph, VariableTensor
+    from factormax.graph import FactorGraph
+    from factormax.record import VariableTensor
 
 __all__ = ["RADIUS", "Layout", "Square", "lay_out", "squares_of"]
 
