@@ -39,7 +39,7 @@ def make_scenes(size, random):
 # Two models
 # ----------
 #
-# Both turn the word of a detector into a score by a learned scale and shift. One stops there. The
+# Both turn the output of a detector into a score by a learned scale and shift. One stops there. The
 # other has a `PairwiseMRF` with a score for each of the 21 pairs; they start at 0, where both
 # models are the same.
 
@@ -114,7 +114,7 @@ print("the truth:", ", ".join(label for label, on in zip(LABELS, truth[chosen], 
 # ----------------------
 #
 # A layer is a graph and its parameters. Here it is with a constraint that no score could enforce:
-# there is at most one of palms and skis. Only the strongest pairs are kept, so that the drawing
+# palms and skis never occur together. Only the strongest pairs are kept, so that the drawing
 # stays readable; the labels are numbered in their order.
 
 first, second = (coupling.triu().abs() > 0.8).nonzero().T

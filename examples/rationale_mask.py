@@ -6,8 +6,9 @@ A rationale extractor predicts a label and shows the few words that the predicti
 others are masked before the classifier sees them. The mask must be sparse, short and contiguous, or
 nobody can read it, and it must be differentiable, because only labels are known, never rationales.
 
-`SequenceBudget` is such a mask. At most a given number of words pass, neighbours that pass together
-earn a bonus, and gradients flow through it to the scores of the words and to the bonus.
+`SequenceBudget` is such a mask. Its weights sum to at most a given number, neighbours that pass
+together earn a bonus, and gradients flow through it to the scores of the words and to the bonus.
+While the model is unsure, more words than that pass, with a small weight each.
 """
 
 # %%

@@ -15,8 +15,8 @@ trained on this twice: with softmax attention, and with `factormax.nn.Matching`.
 # The data
 # --------
 #
-# Pairs of sentences of three to seven letters. Half of them differ in that one letter is there once
-# too often, in place of another that is there once too seldom.
+# Pairs of sentences of three to seven letters. Half of them differ: the second has one letter too
+# many of one kind and one too few of another.
 
 import matplotlib.pyplot as plt
 import torch

@@ -16,8 +16,8 @@ event = (torch.arange(40) >= 14) & (torch.arange(40) < 22)
 scores = torch.where(event, 0.5, -0.5) + 0.5 * torch.randn(40)  # a noisy detector
 
 # %%
-# Without a bonus the best positions are taken wherever they are. With it, whoever leaves out a
-# position in the middle also loses the bonus of two pairs of neighbours.
+# Without a bonus the best positions are taken wherever they are. With it, leaving out a position in
+# the middle also loses the bonus of two pairs of neighbours.
 
 alone = fnn.ContiguousSelection(8, transition=0.0, learn_transition=False)
 joined = fnn.ContiguousSelection(8, transition=1.0, learn_transition=False)

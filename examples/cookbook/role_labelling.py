@@ -35,12 +35,14 @@ fg = fm.FactorGraph(batch_dims=1)
 u = fg.variable_from(scores, mask=mask)
 fg.add(fm.Xor(u, axis=1))  # every span: exactly one role, which may be "none"
 fg.add(fm.AtMostOne(u[:, [AGENT, PATIENT]], axis=0))  # a core role: at most once
-for i in range(4):
-    fg.add(fm.Or([~u[i, REFERENCE], u[:, AGENT]]))  # a reference: only with an agent
+agents = [u[i : i + 1, AGENT] for i in range(4)]
+fg.add(fm.Or(~u[:, REFERENCE], *agents))  # every reference: only with an agent
 
 # %%
 # For training there is a loss, one number per sentence, with a gradient that needs no
-# differentiation through the solver. For prediction, ``decode`` finds the best structure.
+# differentiation through the solver. For prediction, ``decode`` finds the best structure. Every
+# span that is there has exactly one role on ("none" counts), so ``decode`` agrees with this loss
+# as it is; with ``AtMostOne`` in place of ``Xor``, decode a graph built from ``scores - 0.5``.
 
 fg.loss({u: gold}).mean().backward()
 assert (scores.grad[~mask] == 0).all()
