@@ -243,6 +243,10 @@ class _Search:
             asked = self.inputs.replace(eta_u=noisy.astype(scores.dtype))
             raw = _engines.solve(asked, self._options())
             self._count(raw)
+            if raw.status[0] == Status.CONVERGED.code and not raw.integral[0] and not over():
+                # So little noise may be below the tolerance.
+                raw = _engines.solve(asked, self._exact_options(), raw.tau)
+                self._count(raw)
             self._offer(np.round(raw.mu[0]))
 
     def _dive(
