@@ -30,6 +30,7 @@ class CompactSolver {
     step_ = ws.take<T>(rows);
     free_rows_ = ws.take<std::int32_t>(rows);
     mark_ = ws.take<T>(rows);
+    kept_ = ws.take<T>(rows);
     const int links = std::max(rows, vars) + 2;
     for (Span<T>* s : {&y_, &w_, &h_, &v_, &t_, &delta_}) *s = ws.take<T>(links);
     order_ = ws.take<std::int32_t>(links);
@@ -78,7 +79,7 @@ class CompactSolver {
     interior_patience_ = 0;
     now_.resize(p.m, p.n);
     next_.resize(p.m, p.n);
-    direction_.size = step_.size = mark_.size = p.m;
+    direction_.size = step_.size = mark_.size = kept_.size = p.m;
     if (!p.consistent) {
       result_.status = Status::infeasible;
       result_.primal_residual = std::numeric_limits<double>::infinity();
@@ -136,7 +137,7 @@ class CompactSolver {
     const bool final = Precision<T>::finest && options_->finish && wanted == T(options_->tol);
     bool descended = false;  // by the last step, which was no finish
     bool blunt = final;
-    int returns = 0;
+    int returns = 0, settled_by = kNever;
     far_ = false;
     copy(Span<const T>(now_.x), mark_);
     result.status = Status::max_iter;
@@ -146,6 +147,16 @@ class CompactSolver {
       if (residual < T(0.5) * best) {
         best = residual;
         last_gain = result.iterations;
+      }
+      if (result.iterations >= settled_by) {  // multipliers belong where they were
+        settled_by = kNever;
+        returns = kReturns;
+        copy(Span<const T>(kept_), now_.x);
+        evaluate_at(now_);
+        lbfgs_.reset(p.m);
+        best = residual = promising = this->residual(now_);
+        last_gain = ++result.iterations - kStall - 1;
+        result.primal_residual = result.dual_residual = residual;
       }
       T tol = wanted, rounding = wanted;
       if (residual <= kNear) {
@@ -158,10 +169,10 @@ class CompactSolver {
       const bool idle = alone || result.iterations - last_gain > kStall;
       const bool at_rest = residual <= rounding && idle;
       if (residual <= tol || at_rest) {
-        // Descent ends wherever `tol` is met, which leaves a long row's variables further off than
-        // that; the finish ends at the solution.
-        if (std::exchange(descended, false) && final && residual > kJump * wanted &&
-            result.iterations < max_iter) {
+        // Descent ends wherever `tol` is met, which leaves the variables of many rows further off
+        // than that; the finish ends at the solution.
+        if (std::exchange(descended, false) && final && p.m > kManyRows &&
+            residual > kJump * wanted && result.iterations < max_iter) {
           const bool done = newton_step(residual, T(0));
           result.iterations += attempted_;
           if (done) {
@@ -174,6 +185,7 @@ class CompactSolver {
             bring_back()) {
           ++returns;
           last_gain = ++result.iterations;
+          settled_by = std::min(result.iterations + kSettle, std::max(max_iter - 1, last_gain + 1));
           best = residual = promising = this->residual(now_);
           continue;
         }
@@ -292,10 +304,12 @@ class CompactSolver {
   static constexpr T kOraclePromising = T(0.1);  // with oracles, whose passes cost more than it,
   static constexpr T kMostPromising = T(0.25);   // and with pairs of large scores, at most
   static constexpr T kNear = T(Precision<double>::unresolved);  // below, rounding is thought of
+  static constexpr int kManyRows = 128;                         // whose errors add up
   static constexpr T kLargeMultiplier = 16;                     // times the largest score
-  static constexpr T kFar = 1000;     // times the scores: no direction is longer, and multipliers
-                                      // beyond it are brought back,
-  static constexpr int kReturns = 2;  // this often, for they may belong there,
+  static constexpr T kFar = 1000;       // times the scores: no direction is longer, and multipliers
+                                        // beyond it are brought back,
+  static constexpr int kReturns = 2;    // this often, for they may belong there,
+  static constexpr int kSettle = 1000;  // and after so many passes do,
   static constexpr T kBlurred = T(1e-6);   // and if they leave more than this unresolved
   static constexpr int kStall = 12;        // passes without gain that mean rounding, near the end
   static constexpr int kPatience = 120;    // passes at least before the fallback is tried
@@ -619,6 +633,7 @@ class CompactSolver {
     if (structured_ != nullptr) size = std::max(size, T(structured_->largest_score()));
     if (largest <= kFar * size) return false;
     bool any = false;
+    copy(Span<const T>(now_.x), kept_);
     for (int r = 0; r < p.m; ++r) {
       T least = p.norm[r];  // how far a unit moves the variable that it moves least
       for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) least = std::min(least, std::fabs(p.coef[k]));
@@ -771,6 +786,7 @@ class CompactSolver {
   Lbfgs<T> lbfgs_;
   ReducedSystem<T> system_;
   Span<T> direction_, step_, mark_;
+  Span<T> kept_;  // multipliers before some were brought back
   Span<std::int32_t> free_rows_;
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
