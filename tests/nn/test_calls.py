@@ -212,3 +212,52 @@ def test_options_of_the_solve():
     with pytest.raises(fm.GraphError, match=r"Matching: method must be one of .*'simplex'"):
         fnn.Matching(method="simplex")
     assert fnn.Matching(method="admm", eval_map=True).eval()(scores).sum() == 8  # by LP-MAP
+
+
+# Arguments by other names ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"length": 3},
+            r"ContiguousSelection: a call takes no length\. Did you mean lengths\? It takes mask, "
+            r"lengths, temperature, budget\.",
+        ),
+        ({"k": 2}, r"a call takes no k\. It takes mask, lengths, temperature, budget\."),
+    ],
+)
+def test_a_call_names_what_it_takes(arguments, message):
+    with pytest.raises(TypeError, match=f"{message}$"):
+        fnn.ContiguousSelection(3)(randn(5), **arguments)
+
+
+def test_losses_and_predictions_name_what_they_take():
+    layer, scores = fnn.KSubset(1), randn(3)
+    with pytest.raises(TypeError, match=r"KSubset: loss takes no knwn\. Did you mean known\?"):
+        layer.loss(scores, torch.eye(3)[0], knwn=True)
+    with pytest.raises(TypeError, match=r"KSubset: predict takes no cost\. It takes kind, mask"):
+        layer.predict(scores, cost=1)
+
+
+def test_a_layer_that_takes_any_argument():
+    class Any(fnn.StructuredLayer):
+        axes = ("n",)
+
+        def add_factors(self, fg, u, present, **rest):
+            fg.add(fm.Budget(u, rest["most"]))
+
+    assert Any()(randn(4) + 3, most=2).sum() == pytest.approx(2)
+
+
+def test_settings_of_a_subclass_are_named_with_those_of_its_base():
+    class Few(fnn.KSubset):
+        def __init__(self, colour, k=2, **settings):
+            super().__init__(k, **settings)
+
+    with pytest.raises(TypeError, match=r"Few has no setting temp\. .*It takes colour, k; and, as"):
+        Few("red", temp=1)
+    message = r"transitions\. Did you mean transition\? It takes budget, transition, learn_trans"
+    with pytest.raises(TypeError, match=message):
+        fnn.ContiguousSelection(3, transitions=2.0)

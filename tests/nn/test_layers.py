@@ -392,7 +392,13 @@ def test_compile(name):
     ("settings", "error", "message"),
     [
         ({"methd": "auto"}, TypeError, "Matching has no setting methd. Did you mean method?"),
-        ({"colour": 1}, TypeError, "Matching has no setting colour. All layers take temperature"),
+        (
+            {"colour": 1},
+            TypeError,
+            "Matching has no setting colour. It takes form, complete, budget; and, as all layers, "
+            "temperature, learn_temperature, eval_map, method, tol,",
+        ),
+        ({"budgets": 1}, TypeError, "has no setting budgets. Did you mean budget? It takes form,"),
         ({"on_failure": "rise"}, fm.GraphError, "Matching: on_failure must be one of"),
         ({"tol": -1}, fm.GraphError, "Matching: tol must be a positive number, got -1"),
         ({"max_iter": 0.5}, fm.GraphError, "Matching: max_iter must be a whole number"),

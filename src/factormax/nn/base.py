@@ -84,10 +84,17 @@ class StructuredLayer(nn.Module):
     ) -> None:
         super().__init__()
         for word in unknown:
-            known = [name for name in _SETTINGS if name not in ("self", "unknown")]
-            close = difflib.get_close_matches(word, known, 1)
-            hint = f"Did you mean {close[0]}?" if close else f"All layers take {', '.join(known)}."
-            raise TypeError(f"{self._name} has no setting {word}. {hint}")
+            shared = _named(StructuredLayer.__init__)
+            classes = type(self).__mro__[: type(self).__mro__.index(StructuredLayer)]
+            makers = [vars(c)["__init__"] for c in classes if "__init__" in vars(c)]
+            own = list(dict.fromkeys(name for make in makers for name in _named(make)))
+            own = [name for name in own if name not in shared]
+            hint = _did_you_mean(word, own + shared)
+            own_list = f" {', '.join(own)}; and" if own else ""
+            raise TypeError(
+                f"{self._name} has no setting {word}.{hint} It takes{own_list}, as all layers, "
+                f"{', '.join(shared)}."
+            )
         if method not in METHODS:
             raise GraphError(
                 f"{self._name}: method must be one of {sorted(METHODS)}, got {method!r}."
@@ -112,6 +119,15 @@ class StructuredLayer(nn.Module):
         self.max_inner_iter = max_inner_iter
         self.step_size = step_size
         self.on_failure = on_failure
+
+    #: What `add_factors` takes by name besides the graph; None: anything.
+    _changes: ClassVar[list[str] | None] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        kinds = [p.kind for p in inspect.signature(cls.add_factors).parameters.values()]
+        takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+        cls._changes = None if takes_all else _named(cls.add_factors)[3:]  # less fg, u and present
 
     @property
     def temperature(self) -> Any:
@@ -151,7 +167,7 @@ class StructuredLayer(nn.Module):
             **changes: settings of the layer to replace in this call, such as `k`: those that its
                 `add_factors` takes.
         """
-        fg, u, layout = self._build(scores, mask, lengths, changes)
+        fg, u, layout = self._build("forward", scores, mask, lengths, changes)
         if self.eval_map and not self.training:
             fg._solve_whole(**self._options("tol", "max_iter", "max_inner_iter", "on_failure"))
         else:
@@ -188,7 +204,7 @@ class StructuredLayer(nn.Module):
         Raises:
             GraphError: if the target is no structure of the layer.
         """
-        fg, u, layout = self._build(scores, mask, lengths, changes)
+        fg, u, layout = self._build("loss", scores, mask, lengths, changes)
         if tuple(target.shape) != tuple(scores.shape):
             raise ShapeError(
                 f"{self._name}: the target must have the shape of the scores, "
@@ -248,7 +264,7 @@ class StructuredLayer(nn.Module):
         if kind == "sparsemap":  # of scores that are not divided, so T times as much
             given = self._temperature_of(temperature)
             less = 0.5 if given is None else 0.5 * given
-        fg, u, layout = self._build(scores, mask, lengths, changes, less)
+        fg, u, layout = self._build("predict", scores, mask, lengths, changes, less)
         if exact:
             fg.decode(**self._options("tol", "max_iter", "on_failure"))
         else:
@@ -287,6 +303,7 @@ class StructuredLayer(nn.Module):
 
     def _build(
         self,
+        query: str,
         scores: Tensor,
         mask: Mask,
         lengths: Lengths,
@@ -294,6 +311,9 @@ class StructuredLayer(nn.Module):
         less: float | Tensor = 0.0,
     ) -> tuple[FactorGraph, Variable, Layout]:
         """The graph of these scores (so much less), its variables, and how they are laid out."""
+        for word in changes:
+            if self._changes is not None and word not in self._changes:
+                raise self._unknown_change(query, word)
         self.check_scores(scores)
         present = presence(self._name, scores, self.axes, mask, lengths)
         layout = self.layout(scores, present)
@@ -307,6 +327,17 @@ class StructuredLayer(nn.Module):
         u = fg.variable_from(own_scores, mask=own_mask, name="scores")
         self.add_factors(fg, u, own_mask, **changes)
         return fg, u, layout
+
+    def _unknown_change(self, query: str, word: str) -> TypeError:
+        """What to raise for an argument that a query does not take."""
+        call = "a call" if query == "forward" else query
+        named = _named(getattr(StructuredLayer, query))
+        known = [name for name in named if name not in ("scores", "target")]
+        known += self._changes or []
+        hint = _did_you_mean(word, known)
+        return TypeError(
+            f"{self._name}: {call} takes no {word}.{hint} It takes {', '.join(known)}."
+        )
 
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -336,4 +367,13 @@ class StructuredLayer(nn.Module):
         return ", ".join(parts + ["eval_map=True"] * self.eval_map)
 
 
-_SETTINGS = inspect.signature(StructuredLayer.__init__).parameters
+def _named(function: Any) -> list[str]:
+    """The arguments that a method takes by name, `self` aside."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in collected]
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f" Did you mean {close[0]}?" if close else ""
