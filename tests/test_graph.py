@@ -623,7 +623,7 @@ def test_a_factor_that_is_never_added(query, library):
     fm.Budget(u[1:], 1)  # gone at once
     kept = fm.Pair(u[:1], u[1:2], -1.0)
     with pytest.warns(
-        fm.GraphWarning, match=r"^Budget over u\[1:\]; Pair over u\[:1\], u\[1:2\]: made, but"
+        fm.GraphWarning, match=r"^Budget over u\[1:\]; Pair over u\[:1\], u\[1:2\] were created but"
     ) as w:
         query(fg, u)
     assert w[0].filename == __file__

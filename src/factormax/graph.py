@@ -199,9 +199,10 @@ class FactorGraph:
         self._record.made.clear()
         if names:
             more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
+            was, it_has = ("was", "it has") if len(names) == 1 else ("were", "they have")
             warn_caller(
-                f"{'; '.join(names[:4])}{more}: made, but never added to the graph, so without "
-                f"effect. Write fg.add(...).",
+                f"{'; '.join(names[:4])}{more} {was} created but never added to the graph, so "
+                f"{it_has} no effect. Write fg.add(...).",
                 GraphWarning,
             )
 
@@ -363,8 +364,8 @@ class FactorGraph:
         on_failure: OnFailure = "warn",
         temperature: ArrayLike | None = None,
     ) -> Any:
-        """A loss for each instance, `(*batch,)`: 0 where the graph answers the 0/1 `targets`.
-        Where `mask` is False, their best completion is taken. `cost` is that of "hinge".
+        """A loss per instance, `(*batch,)`: 0 where the graph answers the 0/1 `targets`, which are
+        0 if masked. Where `mask` is False, the best completion is taken. `cost` is for "hinge".
         """
         args = (targets, kind, cost, mask, tol, max_iter, on_failure, temperature)
         if may_be_traced() and self._uses_torch:

@@ -462,6 +462,7 @@ def test_a_loss_is_worked_out_there(device: str, masked: bool, temperature: Any)
     mask = torch.ones(3, 3, 5, dtype=torch.bool)
     if masked:
         mask[1, 2] = False
+        target[1, 2] = 0
     found = []
     for where in ("host", device):
         with on_the_host() if where == "host" else nullcontext():
@@ -487,6 +488,18 @@ def test_what_is_no_target_is_named(device: str, value: float, message: str) -> 
     with pytest.raises(fm.GraphError, match=message):
         lossy(scores, pair, target)
     values, _ = lossy(scores, pair, target, on_failure="ignore")  # where nobody waits
+    assert values.isnan().tolist() == [False, True, False]
+
+
+def test_a_target_that_is_on_where_a_variable_is_masked_is_named(device: str) -> None:
+    scores, pair = (x.to(device) for x in numbers())
+    target = torch.zeros(3, 3, 5, dtype=torch.float64, device=device)
+    target[:, 0, 0] = target[:, 2, 1] = target[:, 1, 3] = 1
+    mask = torch.ones(3, 3, 5, dtype=torch.bool, device=device)
+    mask[1, 1, 3] = False
+    with pytest.raises(fm.GraphError, match=r"instance \(1,\) is on at u\[1, 3\], which is masked"):
+        lossy(scores, pair, target, mask)
+    values, _ = lossy(scores, pair, target, mask, on_failure="ignore")
     assert values.isnan().tolist() == [False, True, False]
 
 

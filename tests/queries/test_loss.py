@@ -280,7 +280,7 @@ def test_a_cost_for_each_instance():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", ["mask", "minus infinity"])
 def test_absent_variables(kind, way):
-    """What the target says of them does not matter, and they cost nothing."""
+    """They cost nothing, and a target must not switch them on."""
     rng = np.random.default_rng(8)
     found = 0
     for k in range(60):
@@ -292,7 +292,6 @@ def test_absent_variables(kind, way):
             continue
         found += 1
         y = a_target(problem, rng)
-        given = np.where(gone, rng.integers(0, 2, y.shape), y)
         if way == "mask":
             fg = fm.FactorGraph()
             u = fg.variable_from(np.where(gone, 7.0, model.eta), mask=~gone)
@@ -300,11 +299,40 @@ def test_absent_variables(kind, way):
         else:
             answer = model.built()
             fg, u = answer.fg, answer.u
-        loss = fg.loss({u: given}, kind, **TIGHT)
+        loss = fg.loss({u: y}, kind, **TIGHT)
         exact = exact_loss(problem, y, kind)
         assert abs(loss - exact) <= EXACT * (1 + abs(exact))
         assert not u.value[gone].any()
+        why = "which is masked" if way == "mask" else "whose score is -inf"
+        first = np.flatnonzero(gone)[0]
+        with pytest.raises(fm.GraphError, match=rf"target is on at \w+\[{first}\], {why}\.$"):
+            fg.loss({u: np.where(gone, 1, y)}, kind)
+        assert fg.loss({u: np.where(gone, 1, y)}, kind, mask=~gone) <= loss + 1e-6
     assert found >= 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("library", ["numpy", "torch", "transform"])
+def test_a_target_that_is_on_where_a_variable_is_masked(kind, library):
+    mask, y = np.ones((2, 2, 3), bool), np.zeros((2, 2, 3))
+    mask[1, 1], y[:, :, 2] = False, 1
+
+    def loss(scores, target):
+        fg = fm.FactorGraph(batch_dims=1)
+        role = fg.variable_from(scores, mask=mask, name="role")
+        fg.add(fm.Xor(role, axis=1))
+        return fg.loss({role: target}, kind).sum()
+
+    scores = np.zeros((2, 2, 3))
+    if library != "numpy":
+        torch = pytest.importorskip("torch")
+        scores, y = torch.tensor(scores), torch.tensor(y)
+        loss = loss if library == "torch" else torch.func.grad(loss)
+    message = r"loss: the target of instance \(1,\) is on at role\[1, 2\], which is masked\.$"
+    with pytest.raises(fm.GraphError, match=message):
+        loss(scores, y)
+    y[1, 1, 2] = 0
+    loss(scores, y)
 
 
 def add_factors(model: Mixture, fg, u):
@@ -337,7 +365,7 @@ def test_a_ragged_batch(kind):
 
     together = [leaf(a) for a in (eta, transitions, final)]
     there = (np.arange(4) < lengths[:, None])[..., None]
-    losses = loss_of(*together, y, there)
+    losses = loss_of(*together, y * there, there)
     losses.sum().backward()
     totals = [torch.zeros(3, 3), torch.zeros(3)]
     for row, n in enumerate(lengths):
@@ -690,11 +718,20 @@ def test_a_forbidden_transition():
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ([0.5, 0.5, 0.0], fm.GraphError, "the target of u must be made of 0 and 1"),
-        ([np.nan, 1, 0], fm.GraphError, "the target of u must be made of 0 and 1"),
-        ([2, 0, 0], fm.GraphError, "the target of u must be made of 0 and 1"),
-        ([-1, 1, 1], fm.GraphError, "the target of u must be made of 0 and 1"),
-        (None, fm.GraphError, "the target of u must be made of 0 and 1"),
+        (
+            [0.5, 0.5, 0.0],
+            fm.GraphError,
+            r"target of u must be made of 0 and 1, got 0\.5 at index \(0,\)",
+        ),
+        (
+            [np.nan, 1, 0],
+            fm.GraphError,
+            r"target of u must be made of 0 and 1, got nan at index \(0,\)",
+        ),
+        ([2, 0, 0], fm.GraphError, r"target of u must be made of 0 and 1, got 2 at index \(0,\)"),
+        ([0, True, 0.25], fm.GraphError, r"made of 0 and 1, got 0\.25 at index \(2,\)\."),
+        ([-1, 1, 1], fm.GraphError, r"target of u must be made of 0 and 1, got -1 at index \(0,\)"),
+        (None, fm.GraphError, r"target of u must be made of 0 and 1, got None\."),
         ([0, 1], fm.ShapeError, r"the target of u must have shape \(3,\), got \(2,\)"),
         ([[0, 1, 0]] * 2, fm.ShapeError, r"the target of u must have shape \(3,\), got \(2, 3\)"),
         (1, fm.ShapeError, r"the target of u must have shape \(3,\), got \(\)"),

@@ -25,6 +25,7 @@ from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
 from factormax.queries.assignment import check_assignment, score_features
 from factormax.queries.decode import FREE
+from factormax.record import Record
 from factormax.status import Status
 from factormax.variable import Variable
 
@@ -39,6 +40,7 @@ __all__ = [
     "check_target",
     "evaluate",
     "flat_target",
+    "values_there",
 ]
 
 KINDS = ("sparsemap", "perceptron", "hinge")
@@ -54,6 +56,7 @@ class Target:
     cost: FloatArray | None  # (B, n) of "hinge"
     factors: list[BaseFactor]  # of the graph
     batch_shape: tuple[int, ...]
+    record: Record  # of the graph
 
     def of_instance(self, i: int) -> str:
         """What a message says of where it is."""
@@ -73,7 +76,7 @@ def evaluate(
     ask: answers a query.
     """
     here = inputs.present
-    y = np.where(here, target.values, 0).astype(inputs.eta_u.dtype)
+    y = values_there(inputs, target).astype(inputs.eta_u.dtype)
     asked = inputs
     constant: Any = 0.0
     if target.cost is not None:  # sum of cost * (mu + y - 2 mu y), where y is known
@@ -98,6 +101,24 @@ def evaluate(
     if not solved.all():
         grad_u, grad_v = (np.where(solved[:, None], g, 0) for g in (grad_u, grad_v))
     return values, grad_u, grad_v
+
+
+def values_there(inputs: Inputs, target: Target) -> FloatArray:
+    """The target, `(B, n)`, which must not be on where a variable is absent, as far as known."""
+    if inputs.here is None:
+        return target.values
+    wrong = ~inputs.here & (target.values > 0)
+    if target.known is not None:
+        wrong &= target.known
+    if wrong.any():
+        instance, j = (int(k) for k in np.argwhere(wrong)[0])
+        is_masked = inputs.mask is not None and not inputs.mask[instance % len(inputs.mask), j]
+        why = "which is masked" if is_masked else "whose score is -inf"
+        raise GraphError(
+            f"loss: the target{target.of_instance(instance)} is on at "
+            f"{scalar_name(target.record, j)}, {why}."
+        )
+    return np.where(inputs.here, target.values, 0)
 
 
 def check_features(inputs: Inputs, target: Target, y: FloatArray) -> FloatArray:
@@ -195,8 +216,14 @@ def flat_target(
     values = np.zeros((batch, graph._num_variables))
     for u, target in targets.items():
         array = to_numpy(target)
-        if not np.isin(array, (0, 1)).all():
-            raise GraphError(f"loss: the target of {u.name} must be made of 0 and 1.")
+        wrong = ~np.isin(array, (0, 1))
+        if wrong.any():
+            index = tuple(map(int, np.argwhere(wrong)[0]))
+            at = f" at index {index}" if index else ""
+            got = array[index].item() if array.dtype != object else array[index]
+            raise GraphError(
+                f"loss: the target of {u.name} must be made of 0 and 1, got {shown(got)}{at}."
+            )
         check_shape(u, array.shape, shape)
         values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
     known = None
@@ -220,7 +247,7 @@ def flat_target(
                     f"loss: the cost of {u.name} must be made of finite numbers, got {shown(part)}."
                 )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
-    return Target(kind, values, known, costs, list(graph._factors), shape)
+    return Target(kind, values, known, costs, list(graph._factors), shape, graph._record)
 
 
 def check_shape(u: Variable, given: Any, batch: tuple[int, ...]) -> None:

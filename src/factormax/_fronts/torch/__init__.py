@@ -12,7 +12,6 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from factormax._options import Options
 from factormax._report import report_failures
 from factormax.arrays import is_tracing, may_be_traced, to_numpy
 from factormax.conflict import conflicts_of
-from factormax.queries.loss import Target, check_features, check_target, evaluate
+from factormax.queries.loss import Target, check_features, check_target, evaluate, values_there
 from factormax.queries.loss import flat_target as target_on_host
 from factormax.solution import Solution
 
@@ -136,7 +135,7 @@ def flat_target(graph: FactorGraph, targets: Any, kind: str, cost: Any, mask: An
     def refuse(inputs: Inputs) -> None:
         """Raises if it is no target."""
         there = target_on_host(graph, targets, kind, cost, mask)
-        check_features(inputs, there, np.where(inputs.present, there.values, 0))
+        check_features(inputs, there, values_there(inputs, there))
 
     return DeviceTarget(values, refuse)
 

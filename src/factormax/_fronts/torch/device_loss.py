@@ -74,7 +74,7 @@ def evaluate_there(
     places = _places(inputs.model, eta_u.device)
     n_y = _pair_features(places, here, y)
     wrong = _broken(task, places, here, y)
-    wrong |= ((target.values != 0) & (target.values != 1)).any(1)
+    wrong |= ((target.values != y) | ((y != 0) & (y != 1))).any(1)  # on where absent, or not 0/1
     waits = options.on_failure != "ignore" and not raw.machine.capturing
     if waits and bool(wrong.any()):
         target.refuse(task.host_inputs)

@@ -30,7 +30,14 @@ from factormax._task import Task
 from factormax.checks import check_scores
 from factormax.conflict import conflicts_of
 from factormax.errors import GraphError, ShapeError
-from factormax.queries.loss import Target, check_features, check_shape, check_target, evaluate
+from factormax.queries.loss import (
+    Target,
+    check_features,
+    check_shape,
+    check_target,
+    evaluate,
+    values_there,
+)
 from factormax.queries.solve import answer
 from factormax.solution import Details, Solution
 from factormax.structures import Support, lists_structures
@@ -244,6 +251,7 @@ class FlatLossPlan(FlatPlan):
         self.stays = kind == "sparsemap" and whole  # see `factormax._fronts.torch.device_loss`
         super().__init__(graph, options)
         self.kind, self.given, self.factors = kind, given, list(graph._factors)
+        self.record = graph._record
 
     def answer_there(self, task: Any, refuse: Any, warm: Any, *of_target: Any) -> tuple[Any, ...]:
         """The gradients of the flat scores, the loss, and the marginals."""
@@ -253,7 +261,7 @@ class FlatLossPlan(FlatPlan):
 
         def refuse_target(inputs: Inputs) -> None:
             target = self._target(as_numpy(values))
-            check_features(inputs, target, np.where(inputs.present, target.values, 0))
+            check_features(inputs, target, values_there(inputs, target))
 
         target = DeviceTarget(values, refuse_target)
         losses, grad_u, grad_v = evaluate_there(task, target, self.options, refuse)
@@ -274,7 +282,7 @@ class FlatLossPlan(FlatPlan):
         """What the loss compares with, on the host."""
         if not np.isin(values, (0, 1)).all():
             raise GraphError("loss: the targets must be made of 0 and 1.")
-        return Target(self.kind, values, None, cost, self.factors, (len(values),))
+        return Target(self.kind, values, None, cost, self.factors, (len(values),), self.record)
 
 
 def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
