@@ -139,7 +139,7 @@ class TestSequenceBudget(StructuredContract):
 
     def test_u_has_one_axis(self):
         u = fm.FactorGraph().variable((2, 2))
-        with pytest.raises(fm.ShapeError, match=r"SequenceBudget over u: u must.*\(length\)"):
+        with pytest.raises(fm.ShapeError, match=r"SequenceBudget over u: u must.*\(length,\)"):
             fm.SequenceBudget(u, 0.0, 1)
 
     def test_no_minus_infinity(self):

@@ -44,6 +44,20 @@ def test_masks_and_lengths_are_broadcast(case):
     same(layer(scores, mask=tuple(masks) if pair else masks[0]), expected)
 
 
+def test_masks_of_three_sides():
+    class Roles(fnn.StructuredLayer):
+        axes = ("predicates", "spans", "roles")
+
+        def add_factors(self, fg, u, present):
+            fg.add(fm.AtMostOne(u, axis=2))
+
+    scores, there = randn(2, 2, 3, 2), torch.tensor([True, True, False])
+    message = r"Roles: .* come as a tuple of 3, for \(predicates, spans, roles\), each of which may"
+    with pytest.raises(fm.ShapeError, match=message):
+        Roles()(scores, mask=there)
+    assert not Roles()(scores + 1, mask=(None, there, None))[:, :, 2].any()
+
+
 # Counts ------------------------------------------------------------------------------------------
 
 

@@ -314,7 +314,7 @@ def test_wrong_shapes(case):
     with pytest.raises(fm.GraphError, match="lengths must be whole numbers, got dtype"):
         layer(case.scores(), lengths=([1.5] * 3, None) if pair else [1.5] * 3)
     if pair:
-        with pytest.raises(fm.ShapeError, match="come as a pair, for m and n"):
+        with pytest.raises(fm.ShapeError, match=r"come as a tuple of 2, for \(m, n\), each"):
             layer(case.scores(), lengths=torch.tensor([1, 1, 1]))
 
 

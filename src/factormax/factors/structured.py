@@ -67,9 +67,10 @@ class StructuredFactor(BaseFactor):
         whole = len(self._given) == 1 and not self._listed
         self.variable_shape = self._given[0].shape if whole else (self._size,)
         if self._axes and len(self.variable_shape) != len(self._axes):
+            wanted = ", ".join(self._axes) + "," * (len(self._axes) == 1)
             raise ShapeError(
-                f"{self.name}: u must have shape ({', '.join(self._axes)}), batch dimensions "
-                f"aside, got {self.variable_shape}."
+                f"{self.name}: u must have shape ({wanted}), batch dimensions aside, got "
+                f"{self.variable_shape}."
             )
 
     @property

@@ -26,7 +26,7 @@ __all__ = [
     "presence",
 ]
 
-#: One for each side: of a square or flat layer one tensor, else a pair (of which one may be None).
+#: One for each side: of a square or flat layer one tensor, else a tuple, each of which may be None.
 Lengths: TypeAlias = "Tensor | Sequence[Any] | int | None"
 Mask: TypeAlias = "Tensor | Sequence[Tensor | None] | None"
 #: A whole number, or a fraction of the length.
@@ -153,7 +153,7 @@ def at_most(number: Tensor | int, there: Tensor | int) -> Tensor | int:
 
 
 def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
-    """What is given for each side: as it is if there is only one, else from a pair."""
+    """What is given for each side: as it is if there is only one, else from a tuple."""
     if given is None:
         return [None] * len(sides)
     if len(sides) == 1:
@@ -161,9 +161,8 @@ def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
     if not isinstance(given, (tuple, list)) or len(given) != len(sides):
         what = f"a tensor of shape {tuple(given.shape)}" if is_tensor(given) else repr(given)
         raise ShapeError(
-            f"{name}: lengths and masks come as a pair, for {' and '.join(sides)}, as in "
-            f"lengths=(first, second), of which one may be None; a mask may also have the shape of "
-            f"the scores. Got {what}."
+            f"{name}: lengths and masks come as a tuple of {len(sides)}, for ({', '.join(sides)}), "
+            f"each of which may be None; a mask may also have the shape of the scores. Got {what}."
         )
     return list(given)
 
