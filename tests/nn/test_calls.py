@@ -83,8 +83,15 @@ def test_k_of_a_call(layer, lengths):
     for bad in (torch.tensor([1, 2]), torch.tensor([[1, 2, 3]])):
         with pytest.raises(fm.ShapeError, match="k must be broadcastable to the batch shape"):
             layer(scores, k=bad)
-    with pytest.raises(fm.GraphError, match=r"k must be whole numbers, got dtype torch\.float"):
-        layer(scores, k=torch.tensor([1.0, 2.0, 3.0]))
+    same(layer(scores, k=torch.tensor([1.0, 2, 3]), lengths=lengths), value)
+    for bad in (1.5, torch.nan, torch.inf, 2.0**31):
+        with pytest.raises(fm.GraphError, match=r"k in a tensor must be whole numbers, got \w"):
+            layer(scores, k=torch.tensor([1.0, bad, 3.0]))
+    counts, message = torch.tensor([1.0, 2, 3]), r"k must be whole numbers, got dtype torch\.float"
+    with pytest.raises(fm.GraphError, match=message):
+        torch.func.vmap(lambda s, k: layer(s, k=k))(scores, counts)
+    with pytest.raises(fm.GraphError, match=message):
+        layer(scores, k=counts.requires_grad_())
     with pytest.raises(fm.GraphError, match="k must be a whole number"):
         layer(scores, k=-1)
     with pytest.raises(TypeError, match="budget"):

@@ -121,12 +121,21 @@ def count_of_call(
 ) -> Count | Tensor:
     """The count of a call: a number as of a layer, or whole numbers for each instance.
 
+    A tensor of floats holds no fractions of the length: its numbers must be whole, and in sight.
+
     Raises:
         GraphError: if it is neither.
         ShapeError: if it is not broadcastable to the batch.
     """
     if not isinstance(count, Tensor):
         return check_count(name, word, count)
+    if count.is_floating_point() and not (count.requires_grad or is_out_of_sight(count)):
+        wrong = (count.frac() != 0) | (count.abs() >= 2**31)  # frac of what is not finite is NaN
+        if wrong.any():
+            raise GraphError(
+                f"{name}: {word} in a tensor must be whole numbers, got {count[wrong][0].item():g}."
+            )
+        count = count.long()
     _check_whole(name, word, count, batch)
     return count.expand(batch)
 

@@ -38,7 +38,8 @@ class KSubset(_Selection):
 
     Args:
         k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
-            takes another for the call, also one for each instance, broadcastable to the batch.
+            takes another for the call, also a tensor of whole numbers, one for each instance,
+            broadcastable to the batch.
             An instance that has fewer than k is selected as a whole.
         **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
@@ -83,7 +84,8 @@ class AtMostK(_Selection):
 
     Args:
         k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
-            takes another for the call, also one for each instance, broadcastable to the batch.
+            takes another for the call, also a tensor of whole numbers, one for each instance,
+            broadcastable to the batch.
         **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
 
     Shapes:
