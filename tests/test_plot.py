@@ -90,6 +90,41 @@ def test_what_is_masked_is_grey():
     assert len(fm.plot.marginals(np.ones(3), mask=mask).patches) == 4  # three bars and a gap
 
 
+def masked_strip():
+    fg = fm.FactorGraph()
+    there = np.array([True, True, True, False])
+    u = fg.variable_from(np.array([0.4, 0.5, -0.2, 0.6]), mask=there)
+    factor = fg.add(fm.SequenceBudget(u, 0.5, budget=2))
+    fg.solve()
+    return u, factor, there
+
+
+def test_the_mask_of_a_variable_is_grey():
+    u, factor, there = masked_strip()
+    for given, bars in ((u, 5), (factor, 5), (u[2:], 3), (u[:3], 3), (u.value, 4)):
+        assert len(fm.plot.marginals(given).patches) == bars  # with a gap if one is masked
+    assert len(fm.plot.marginals(u, mask=np.ones(4, bool)).patches) == 4  # its own is in front
+    for strip in fm.plot.structures(factor).child_axes:
+        np.testing.assert_array_equal(strip.images[0].get_array().mask, [~there])
+    fg = fm.FactorGraph(batch_dims=1)  # a batch of vectors is drawn as a matrix
+    u = fg.variable_from(np.zeros((2, 3)), mask=np.array([[True] * 3, [True, True, False]]))
+    fg.solve()
+    drawn = fm.plot.attention(u).images[0].get_array()
+    np.testing.assert_array_equal(drawn.mask, [[False] * 3, [False, False, True]])
+
+
+def test_cells_have_a_frame():
+    ax = fm.plot.marginals(np.zeros((2, 3)))
+    assert all(spine.get_visible() for spine in ax.spines.values())
+    assert not any(s.get_visible() for s in fm.plot.marginals(np.zeros((61, 2))).spines.values())
+
+
+def test_a_structure_with_nothing_on():
+    for found in (np.array([[1, 0], [0, 0]]), np.array([np.eye(2), np.zeros((2, 2))])):
+        first, second = fm.plot.structures(found, probs=[0.7, 0.3]).child_axes
+        assert "(none)" in texts(second) and "(none)" not in texts(first)
+
+
 def test_entries_are_numbered():
     for size in (1, 2, 3, 40):
         for ax in (fm.plot.marginals(np.eye(size)), fm.plot.marginals(np.ones(size))):
@@ -408,3 +443,34 @@ def test_without_matplotlib():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 'factormax.plot needs matplotlib: pip install "factormax[plot]".' in done.stdout
+
+
+def test_edges_stay_within_the_axes():
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.zeros((3, 6)))
+    fg.add(fm.Or(u[0, 3:]))
+    fg.add(fm.Or([u[0, :2], u[0, 4:]]))
+    ax = fm.plot.graph(fg)
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    edges = [p.get_path() for p in ax.patches if isinstance(p, matplotlib.patches.PathPatch)]
+    boxes = [path.get_extents() for path in edges]
+    assert max(box.ymax for box in boxes) > 0.5  # above the first row
+    for box in boxes:
+        assert left < box.xmin and box.xmax < right and bottom < box.ymin and box.ymax < top
+
+
+def test_labels_that_nobody_could_read_are_left_out():
+    fg = fm.FactorGraph()
+    fg.add(fm.Xor(fg.variable((12, 16)), axis=1))
+    assert {"Xor", "3,3", "11,15"} <= set(texts(fm.plot.graph(fg)))
+    small = fm.plot.graph(fg, plt.subplots(figsize=(3, 3))[1])
+    assert {t.get_text() for t in small.texts} == {"u"} and inked(small) > 1000
+
+
+def test_outlines_of_rows_are_side_by_side():
+    fg = fm.FactorGraph()
+    fg.add(fm.Xor(fg.variable((3, 16)), axis=1))
+    patches = fm.plot.graph(fg).patches
+    outlines = [p for p in patches if isinstance(p, matplotlib.patches.FancyBboxPatch)]
+    ends = sorted((p.get_y(), p.get_y() + p.get_height()) for p in outlines)
+    assert len(ends) == 3 and ends[0][1] < ends[1][0] and ends[1][1] < ends[2][0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from factormax.arrays import FloatArray, is_hidden, to_numpy
 from factormax.errors import GraphError
-from factormax.plot._layout import RADIUS, Layout, Square, lay_out
+from factormax.plot._layout import HALF_HEIGHT, RADIUS, Layout, Square, lay_out
 from factormax.plot._style import INK, PALE, axes_for, colour_map
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["graph"]
 # A light tint for each kind of factor, in the order in which they are added.
 _TINTS = ("#FBE3C4", "#CFE8F6", "#CDEBDF", "#F4D6E6", "#F8F2BE", "#E3E0F3", "#E6E6E6")
 _EDGES = ("#B36B00", "#2A7FB0", "#00795A", "#A8528A", "#857A00", "#6A5FA8", "#666666")
-_BENDS = (0.0, 0.12, -0.12, 0.22, -0.22, 0.34, -0.34)  # of an edge, by its length
+_LEGIBLE = 5.0  # points; smaller texts are left out
 
 
 def graph(
@@ -36,6 +36,8 @@ def graph(
     A line joins a factor to each of its variables, and ends in a hollow dot where one is negated. A
     factor over a whole block of variables is an outline around them. After a query, the circles
     are filled by their values.
+
+    Indices and labels are left out where they would be too small to read.
 
     The layout follows from the shapes of the variables alone: the same graph always looks the same.
 
@@ -124,17 +126,20 @@ def _draw_variables(
                 style = {"edgecolor": PALE, "linestyle": "--"}
             fill = colours(np.ma.masked_invalid(value))
             ax.add_patch(Circle(place, RADIUS, facecolor=fill, linewidth=1.1, zorder=3, **style))
+            if size < _LEGIBLE:
+                continue
             index = ",".join(str(int(i)) for i in np.unravel_index(k, tensor.shape))
             dark = not absent and value > 0.6
             colour = "white" if dark else PALE if absent else INK
             ax.text(*place, index, fontsize=size, color=colour, zorder=4, ha="center", va="center")
     for name, x, y in layout.names:
-        look = {"fontsize": min(12.0, 0.3 * unit), "fontstyle": "italic", "color": INK}
+        points = max(min(12.0, 0.3 * unit), _LEGIBLE)
+        look = {"fontsize": points, "fontstyle": "italic", "color": INK}
         ax.text(x, y, name, ha="right", va="center", **look)
 
 
 def _draw_factors(ax: Any, fg: FactorGraph, layout: Layout, unit: float) -> None:
-    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.patches import FancyBboxPatch, Rectangle
 
     kinds = list(dict.fromkeys(f.kind for f in fg._factors))
     for square in layout.squares:
@@ -147,45 +152,29 @@ def _draw_factors(ax: Any, fg: FactorGraph, layout: Layout, unit: float) -> None
             style: Any = {"facecolor": "none", "edgecolor": edge, "linewidth": 1.4, "zorder": 1}
             rounded = "round,pad=0,rounding_size=0.2"
             ax.add_patch(FancyBboxPatch((left, bottom), width, height, boxstyle=rounded, **style))
-        ax.text(
-            *square.centre,
-            square.label,
-            fontsize=min(9.0, 2 * square.half_width * unit / (0.6 * max(len(square.label), 3))),
-            color=INK,
-            ha="center",
-            va="center",
-            zorder=5,
-            bbox={"boxstyle": "square,pad=0.3", "facecolor": tint, "edgecolor": edge},
-        )
+        half, label = square.half_width, square.label
+        size = min(9.0, 2 * half * unit / (0.6 * max(len(label), 3)))
+        if size < _LEGIBLE:
+            x, y = map(float, square.centre)
+            corner = x - half, y - HALF_HEIGHT
+            box = Rectangle(corner, 2 * half, 2 * HALF_HEIGHT, facecolor=tint, edgecolor=edge)
+            ax.add_patch(box).set_zorder(5)
+            continue
+        style = {"boxstyle": "square,pad=0.3", "facecolor": tint, "edgecolor": edge}
+        look = {"fontsize": size, "color": INK, "ha": "center", "va": "center", "zorder": 5}
+        ax.text(*square.centre, label, bbox=style, **look)
 
 
 def _draw_edges(ax: Any, square: Square, places: FloatArray, colour: str) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    strangers = np.delete(places, square.members, axis=0)
-    for member, negated in zip(square.members, square.negated, strict=True):
-        end = places[member]
-        control = _control(square.centre, end, strangers)
+    for k, control in enumerate(square.controls):
+        end = places[square.members[k]]
         path = Path([square.centre, control, end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         ax.add_patch(PathPatch(path, fill=False, edgecolor=colour, linewidth=1.2, zorder=2))
-        if negated:
+        if square.negated[k]:
             towards = (control - end) / max(float(np.hypot(*(control - end))), 1e-9)
             dot = end + (RADIUS + 0.055) * towards
             style = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 4}
             ax.plot(*dot, "o", markersize=5, **style)
-
-
-def _control(start: FloatArray, end: FloatArray, strangers: FloatArray) -> FloatArray:
-    """The control point of an edge that bends no more than it must to clear other variables."""
-    along = end - start
-    aside = np.array([-along[1], along[0]])
-    steps = np.linspace(0, 1, 25)[:, None]
-    middle = (start + end) / 2
-    for bend in _BENDS:
-        control = middle + 2 * bend * aside
-        curve = (1 - steps) ** 2 * start + 2 * steps * (1 - steps) * control + steps**2 * end
-        gaps = curve[:, None, :] - strangers[None, :, :]
-        if not len(strangers) or np.hypot(gaps[..., 0], gaps[..., 1]).min() > RADIUS + 0.03:
-            return control
-    return middle

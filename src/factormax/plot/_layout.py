@@ -30,6 +30,7 @@ LANE = 0.75  # from a lane of factors to the next
 #: The spans that are taken, for each side of a block and number of a lane.
 Lanes = dict[tuple[str, int], list[tuple[float, float]]]
 _MOST_EDGES = 12  # of a factor over a whole vector; more become an outline
+_BENDS = (0.0, 0.12, -0.12, 0.22, -0.22, 0.34, -0.34)  # of an edge, by its length
 
 
 @dataclass(eq=False)
@@ -42,6 +43,8 @@ class Square:
     negated: Any  # which of them are negated
     centre: FloatArray = field(default_factory=lambda: np.zeros(2))
     outline: tuple[float, float, float, float] | None = None  # left, bottom, width, height
+    #: The control points of its edges to the members, `(members, 2)`; none with an outline.
+    controls: FloatArray = field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def half_width(self) -> float:
@@ -69,6 +72,10 @@ class Layout:
                 left, bottom, width, height = s.outline
                 xs += [left, left + width]
                 ys += [bottom, bottom + height]
+            for member, control in zip(s.members, s.controls, strict=False):
+                curve = _curve(s.centre, control, self.places[member])
+                xs += curve[:, 0].tolist()
+                ys += curve[:, 1].tolist()
         xs += [x - 0.1 - 0.17 * len(name) for name, x, _ in self.names]
         ys += [y for _, _, y in self.names]
         return min(xs), max(xs), min(ys), max(ys)
@@ -112,6 +119,11 @@ def lay_out(graph: FactorGraph) -> Layout:
     for square in later + across:
         _place_near(square, places, placed)
         placed.append(square)
+    for square in squares:
+        if square.outline is None:
+            strangers = np.delete(places, square.members, axis=0)
+            ends = places[square.members]
+            square.controls = np.array([_control(square.centre, end, strangers) for end in ends])
     return Layout(places, squares, names)
 
 
@@ -147,15 +159,16 @@ def _place_inside(
     bottom = block[:, 1].min()
     flat = len(np.unique(block[:, 1])) == 1
     taken: Lanes = {}
-    outlines = 0
+    outlined: list[Square] = []
     lowest = bottom
     for square in squares:
         own = places[square.members]
         lines = len(np.unique(own[:, 1].round(6))), len(np.unique(own[:, 0].round(6)))
         several = len(own) > 2
         if _is_whole(own, block) and (min(lines) > 1 or len(own) > _MOST_EDGES):
-            _outline(square, own, outlines)
-            outlines += 1
+            within = [s for s in outlined if np.isin(square.members, s.members).any()]
+            _outline(square, own, len(within))
+            outlined.append(square)
         elif flat and (several or _covers_others(own, block)):
             lane = _free_lane(square, own[:, 0].mean(), taken, "below")
             square.centre = np.array([own[:, 0].mean(), bottom - RADIUS - LANE * (1 + lane)])
@@ -234,3 +247,23 @@ def _is_free(spot: FloatArray, half_width: float, places: FloatArray, placed: li
         if dx < half_width + other.half_width + 0.05 and dy < 2 * HALF_HEIGHT + 0.05:
             return False
     return True
+
+
+def _control(start: FloatArray, end: FloatArray, strangers: FloatArray) -> FloatArray:
+    """The control point of an edge that bends no more than it must to clear other variables."""
+    along = end - start
+    aside = np.array([-along[1], along[0]])
+    middle = (start + end) / 2
+    for bend in _BENDS:
+        control = middle + 2 * bend * aside
+        gaps = _curve(start, control, end)[:, None, :] - strangers[None, :, :]
+        if not len(strangers) or np.hypot(gaps[..., 0], gaps[..., 1]).min() > RADIUS + 0.03:
+            return control
+    return middle
+
+
+def _curve(start: FloatArray, control: FloatArray, end: FloatArray) -> FloatArray:
+    """Points of an edge, `(25, 2)`."""
+    steps = np.linspace(0, 1, 25)[:, None]
+    found = (1 - steps) ** 2 * start + 2 * steps * (1 - steps) * control + steps**2 * end
+    return np.asarray(found)

@@ -49,7 +49,8 @@ def marginals(
         ax: where to draw; by default a new figure.
         rows: labels of the rows of a matrix.
         columns: labels of the columns, or of the entries of a vector.
-        mask: False where there is nothing, broadcastable to the shape; drawn in grey.
+        mask: False where there is nothing, broadcastable to the shape; drawn in grey. By default
+            that of the variable.
         numbers: whether to write the numbers that are not 0; by default if there is room.
 
     Returns:
@@ -60,7 +61,7 @@ def marginals(
         GraphError: if the values are not between 0 and 1, or there are none yet.
     """
     values = numbers_of("marginals", u, (1, 2), "(n,) or (m, n)")
-    values = masked("marginals", values, mask)
+    values = masked("marginals", values, mask, u)
     labels = labels_for("marginals", "columns", columns, values.shape[-1])
     if values.ndim == 1:
         return _bars(values, ax, labels, numbers)
@@ -88,7 +89,8 @@ def attention(
         ax: where to draw; by default a new figure.
         queries: their labels, on the left.
         keys: their labels, on top.
-        mask: False where there is nothing, broadcastable to the shape; drawn in grey.
+        mask: False where there is nothing, broadcastable to the shape; drawn in grey. By default
+            that of the variable.
         numbers: whether to write the weights that are not 0; by default if there is room.
         sums: whether to draw the sums of the columns.
 
@@ -100,7 +102,7 @@ def attention(
         GraphError: if the weights are not between 0 and 1, or there are none yet.
     """
     values = numbers_of("attention", weights, (2,), "(queries, keys)")
-    values = masked("attention", values, mask)
+    values = masked("attention", values, mask, weights)
     names = labels_for("attention", "queries", queries, values.shape[0])
     labels = labels_for("attention", "keys", keys, values.shape[1])
     drawn: Any = _cells(values, ax, names, labels, numbers)
@@ -149,7 +151,8 @@ def _cells(
     drawn.imshow(values, cmap=colour_map(), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     drawn.set_xticks(np.arange(n + 1) - 0.5, minor=True)
     drawn.set_yticks(np.arange(m + 1) - 0.5, minor=True)
-    if max(m, n) <= 60:  # beyond, the lines would be all that one sees
+    lined = max(m, n) <= 60  # beyond, the lines would be all that one sees
+    if lined:
         drawn.grid(which="minor", color=FAINT, linewidth=0.8)
     if numbers or (numbers is None and max(m, n) <= _MOST_WITH_NUMBERS):
         for i, j in np.argwhere(values >= 0.005):
@@ -164,6 +167,8 @@ def _cells(
     if rows is not None:
         drawn.set_yticks(range(m), rows)
     hide_frame(drawn)
+    if lined:  # of the lines of the grid, the axes cut off those at their edges
+        drawn.spines[:].set(visible=True, color=FAINT, linewidth=0.8)
     return drawn  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from factormax.factors import DepTree, Matching
 from factormax.factors.structured import StructuredFactor
 from factormax.plot._matching import matching
 from factormax.plot._matrix import marginals
-from factormax.plot._style import INK, PALE, as_floats, axes_for, labels_for
+from factormax.plot._style import INK, PALE, as_floats, axes_for, labels_for, mask_of
 from factormax.plot._tree import tree
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def structures(
 ) -> Axes:
     """Draws the structures of a solution, the most probable first, each with its probability.
 
-    Trees are drawn as arcs, matchings as lines, everything else as cells; or as you like it.
+    Trees are drawn as arcs, matchings as lines, everything else as cells, in grey where they are
+    masked; or as you like it. "(none)" is a structure with nothing on.
 
     Args:
         factor: a structured factor after a query; or structures, `(K, *shape)`, with `probs`.
@@ -67,6 +68,7 @@ def structures(
     if most < 1:
         raise GraphError(f"structures: most must be at least 1, got {most}.")
     shape = all_of_them.shape[1:]
+    own_way = draw is not None
     if draw is None:
         draw = _drawing(factor, shape, np.tensordot(weights, all_of_them, 1), words)
     shown = min(len(weights), most)
@@ -85,6 +87,10 @@ def structures(
             place = {"x": 0.5, "y": 1.03, "ha": "center", "va": "bottom"}
         text = f"{weights[k]:.2f}" if weights[k] >= 0.005 else "< 0.01"
         style = {"fontsize": 13, "fontweight": "bold", "color": INK}
+        if not own_way and not all_of_them[k].any():
+            place["va"] = "bottom"
+            aside = {"x": -0.02, "ha": "right", "va": "top"} if wide else {"x": 0.5, "ha": "center"}
+            inset.text(y=0.5, s="(none)", transform=inset.transAxes, color=PALE, **aside)
         inset.text(s=text, transform=inset.transAxes, **place, **style)
     if shown < len(weights):
         rest = f"{shown} of {len(weights)}; the others have {weights[shown:].sum():.2f} in all"
@@ -132,11 +138,12 @@ def _drawing(
         return draw_tree
     if isinstance(factor, Matching):
         return matching
+    there = mask_of(factor, shape)
     if len(shape) == 1:
         names = labels_for("structures", "words", words, *shape) or []
 
         def draw_strip(structure: FloatArray, ax: Any) -> None:
-            marginals(structure[None], ax, numbers=False)
+            marginals(structure[None], ax, numbers=False, mask=there)
             ax.set(xticks=[], yticks=[])
             for j, word in enumerate(names):
                 colour = "white" if structure[j] > 0.6 else PALE
@@ -145,7 +152,7 @@ def _drawing(
         return draw_strip
 
     def draw_cells(structure: FloatArray, ax: Any) -> None:
-        marginals(structure, ax, numbers=False, rows=words)
+        marginals(structure, ax, numbers=False, rows=words, mask=there)
         ax.set_xticks([])
         if words is None:
             ax.set_yticks([])

@@ -93,8 +93,10 @@ def as_floats(label: str, given: ArrayLike) -> FloatArray:
         ) from error
 
 
-def masked(what: str, values: FloatArray, mask: ArrayLike | None) -> FloatArray:
-    """The values, with NaN where the mask is False."""
+def masked(what: str, values: FloatArray, mask: ArrayLike | None, given: Any = None) -> FloatArray:
+    """The values, with NaN where the mask is False; by default that of the variable given."""
+    if mask is None:
+        mask = mask_of(given, values.shape)
     if mask is None:
         return values
     flags = np.asarray(to_numpy(mask)).astype(bool)
@@ -104,6 +106,20 @@ def masked(what: str, values: FloatArray, mask: ArrayLike | None) -> FloatArray:
         raise ShapeError(
             f"{what}: the mask must be broadcastable to {values.shape}, got {flags.shape}."
         ) from None
+
+
+def mask_of(given: Any, shape: tuple[int, ...]) -> Any:
+    """The mask of a variable, or of a structured factor's, whose value has this shape; or None."""
+    if isinstance(given, StructuredFactor) and len(given._given) == 1:
+        given = given._given[0]
+    if not isinstance(given, Variable):
+        return None
+    tensor = given._record.tensors[given.position]
+    if tensor.mask is None or is_hidden(tensor.mask):
+        return None
+    batch = shape[: len(shape) - given.ndim]
+    full = np.broadcast_to(to_numpy(tensor.mask), (*batch, *tensor.shape))
+    return full.reshape(*batch, tensor.size)[..., given.index - tensor.start].reshape(shape)
 
 
 def labels_for(what: str, word: str, given: Sequence[object] | None, size: int) -> list[str] | None:
