@@ -82,3 +82,15 @@ def test_the_transition(learned):
     layer(randn(2, 5)).sum().backward() if learned else layer(randn(2, 5))
     assert len(list(layer.parameters())) == int(learned)
     assert list(layer.state_dict()) == ["transition"]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 10.0])
+def test_scores_that_gain_nothing_learn_nothing(temperature):
+    """As the layers' documentation says, which advises to start with a positive bias."""
+    layers = [AtMostK(2), ContiguousSelection(3, transition=0.5)]
+    for layer, most in zip(layers, (0.0, -0.5), strict=True):
+        for bias, learns in ((most, False), (0.5, True)):
+            scores = (torch.arange(6.0) / -100 + bias).requires_grad_()
+            value = layer(scores, temperature=temperature)
+            (grad,) = torch.autograd.grad((value * torch.arange(6.0)).sum(), scores)
+            assert (bool(value.any()), bool(grad.any())) == (learns, learns)

@@ -40,9 +40,9 @@ class StructuredLayer(nn.Module):
             also take one for the call, a number or a tensor broadcastable to the batch, which may
             need a gradient.
         learn_temperature: True: it is learned, as the parameter `log_temperature`, from there.
-        eval_map: in eval mode, return the best structure instead, as `predict` finds it. If
-            structures may have more or fewer entries on, every entry that adds to the score is
-            then on, also one with a small score and so a small marginal.
+        eval_map: in eval mode, return the structure with the highest score,
+            `predict(scores, kind="perceptron")`. It switches on every entry that adds to the score,
+            even one whose marginal is small; `predict` without `kind` switches on from 1/2.
         tol, max_iter, on_failure: as of `FactorGraph.solve`.
         method, max_inner_iter, step_size: as of `FactorGraph.solve`, of which they are options.
 
@@ -50,7 +50,7 @@ class StructuredLayer(nn.Module):
         scores and marginals `(*batch, *axes)`, of the same dtype and device.
 
     Example:
-        A layer that picks one of each row, and at most three of all others than the first column:
+        A layer that picks one of each row, and at most three entries outside the first column:
 
         >>> import torch, factormax as fm, factormax.nn
         >>> class FewOthers(fm.nn.StructuredLayer):
@@ -159,10 +159,10 @@ class StructuredLayer(nn.Module):
         Args:
             scores: `(*batch, *axes)`.
             mask: boolean, True for what is there: of as many dimensions as the scores, or
-                broadcastable to `(*batch, size)` for the words, steps or elements; a pair of such
-                for two sides.
+                broadcastable to `(*batch, size)` for the words, steps or elements; a tuple of such
+                for several sides.
             lengths: broadcastable to the batch, how many are there, instead of a mask or together
-                with one; a pair of such for two sides.
+                with one; a tuple of such for several sides.
             temperature: in place of the layer's, for this call.
             **changes: settings of the layer to replace in this call, such as `k`: those that its
                 `add_factors` takes.
@@ -202,7 +202,7 @@ class StructuredLayer(nn.Module):
             **changes: as in `forward`.
 
         Raises:
-            GraphError: if the target is no structure of the layer.
+            GraphError: if the target is not a structure of the layer.
         """
         fg, u, layout = self._build("loss", scores, mask, lengths, changes)
         if tuple(target.shape) != tuple(scores.shape):
@@ -241,8 +241,8 @@ class StructuredLayer(nn.Module):
 
         For "hinge" and "perceptron" this is the best structure (MAP). "sparsemap" asks of an entry
         a score of 1 to be on, and of 0 to be off, so that it decides at ½: it takes the structure
-        with the greatest score less ½‖y‖². Where all structures have as many entries on, as trees
-        have, that is the same one.
+        with the greatest score less ½‖y‖². Where all structures have the same number of entries
+        on, as trees do, the two agree.
 
         Args:
             scores: `(*batch, *axes)`.

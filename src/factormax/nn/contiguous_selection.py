@@ -24,7 +24,14 @@ class ContiguousSelection(StructuredLayer):
     $$\sum_t \eta_t x_t + T \sum_t x_t x_{t+1}, \qquad \sum_t x_t \le B,$$
 
     with $x$ a binary sequence. The greater the score T of two neighbours, `transition`, the fewer
-    and longer the spans.
+    and longer the spans. The weights sum to at most B; while the scores leave it open, more than B
+    positions have some weight. A single selection is what `predict` returns, or `eval_map=True` in
+    eval mode.
+
+    If no span has a positive score, as when all scores are at most −T, all values and gradients are
+    0, at any temperature, and nothing is learned. So start with a positive bias,
+    `nn.init.constant_(scorer.bias, 0.5)`, or require a number with `exactly=True`. For a single
+    run, whatever the scores, write an oracle: `Interval` in *A factor of your own*.
 
     Args:
         budget: how many; a float is that fraction of the length, rounded up. `forward(scores,
@@ -48,6 +55,7 @@ class ContiguousSelection(StructuredLayer):
         ...         super().__init__()
         ...         self.embedding = torch.nn.Embedding(words, dim)
         ...         self.score = torch.nn.Linear(dim, 1)
+        ...         torch.nn.init.constant_(self.score.bias, 0.5)
         ...         self.select = factormax.nn.ContiguousSelection(budget=1 / 3, transition=0.5)
         ...         self.output = torch.nn.Linear(dim, classes)
         ...

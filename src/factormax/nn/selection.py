@@ -79,8 +79,13 @@ class KSubset(_Selection):
 class AtMostK(_Selection):
     r"""Selects at most k, those with a score high enough: $\mu \in [0, 1]^n$, $\sum_i \mu_i \le k$.
 
-    Where no more than k compete, the marginal is the score, clipped to [0, 1]; negative scores are
-    never selected.
+    Where no more than k compete, the marginal is the score, clipped to [0, 1]. The weights sum to
+    at most k; while the scores leave it open, more than k entries have some weight. A single
+    selection is what `predict` returns, or `eval_map=True` in eval mode.
+
+    An entry with a score of 0 or less has value and gradient 0, at any temperature: if all start
+    there, nothing is learned. So start with a positive bias, `nn.init.constant_(scorer.bias, 0.5)`,
+    or require a number with `KSubset`.
 
     Args:
         k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
@@ -99,6 +104,7 @@ class AtMostK(_Selection):
         ...     def __init__(self, dim, experts):
         ...         super().__init__()
         ...         self.router = torch.nn.Linear(dim, experts)
+        ...         torch.nn.init.constant_(self.router.bias, 0.5)
         ...         self.gate = factormax.nn.AtMostK(2)
         ...         self.experts = torch.nn.ModuleList(
         ...             torch.nn.Linear(dim, dim) for _ in range(experts)
