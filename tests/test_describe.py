@@ -117,3 +117,17 @@ def test_what_is_traced():
     assert shown[0] == "<Budget over u, budget=traced: 1 factor of 3 variables>"
     assert shown[1] == "<Variable u of shape (3,), masked>"
     assert 'label="Budget"' in shown[2]
+
+
+def test_a_solution_says_whether_it_is_a_structure():
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.array([[1.0, 1, 1], [3, 1, 1]]))
+    for i, j in ((0, 1), (0, 2), (1, 2)):  # an odd cycle: the relaxation answers 1/2 where all tie
+        fg.add(fm.Nand(u[i], u[j]))
+    assert repr(fg.solve_map()).endswith(", 1 of 2 integral>")
+    assert repr(fg.decode()).endswith(", 2 of 2 proved optimal>")
+    assert repr(fg.solve()).endswith("iterations>")
+    fg = fm.FactorGraph()
+    fg.add(fm.Xor(fg.variable_from(np.array([1.0, 0.5]))))
+    assert repr(fg.solve_map()).endswith(", objective 1, integral>")
+    assert repr(fg.decode()).endswith(", objective 1, proved optimal>")

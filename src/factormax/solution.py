@@ -245,13 +245,24 @@ class Solution:
         after = counted(most, "iteration")
         if passes.ndim == 0:
             objective = float(to_numpy(self.objective))
-            return f"<{of}: {self.status.name} after {after}, objective {objective:.6g}>"
+            proved = self._proved()
+            return f"<{of}: {self.status.name} after {after}, objective {objective:.6g}{proved}>"
         states = [
             f"{count} {Status.from_code(int(code)).name}"
             for code, count in zip(codes, counts, strict=True)
         ]
         what = ", ".join(states) or "no instances"
-        return f"<{of}, batch {self.batch_shape}: {what} after at most {after}>"
+        return f"<{of}, batch {self.batch_shape}: {what} after at most {after}{self._proved()}>"
+
+    def _proved(self) -> str:
+        """What the repr says of the answers of a query for whole structures."""
+        if self.query not in ("solve_map", "decode"):
+            return ""
+        word = "integral" if self.query == "solve_map" else "proved optimal"
+        found = to_numpy(self.integral if self.query == "solve_map" else self.optimal)
+        if found.ndim:
+            return f", {int(found.sum())} of {found.size} {word}"
+        return f", {word}" if found else f", not {word}"
 
     def vjp(
         self,
