@@ -160,9 +160,10 @@ class CompactSolver {
       }
       T tol = wanted, rounding = wanted;
       if (residual <= kNear) {
-        tol = std::max(wanted, std::min(resolution(), unresolved()));
+        const T resolved = resolution();
+        tol = std::max(wanted, std::min(resolved, unresolved()));
         // A multiplier moves all the free variables of its row at once.
-        rounding = std::max(wanted, std::min(2 * resolution() * p.longest_row, kNear));
+        rounding = std::max(wanted, std::min(2 * resolved * p.longest_row, kNear));
       }
       const T enough =
           Precision<T>::finest ? rounding : tol;  // float leaves what it can't resolve to double
@@ -246,7 +247,7 @@ class CompactSolver {
       const int passes = descend(max_iter - result.iterations, slow);
       if (passes < 0) {
         // What is left may be the error of the structured factors.
-        if (structured_ != nullptr && std::exchange(blunt, false)) {
+        if (structured_ != nullptr && residual <= kSharp && std::exchange(blunt, false)) {
           if (!structured_->stand_at(now_)) evaluate_at(now_);
           structured_->sharpen(p, now_, residual, *options_, *control_, may_poll_);
           residual = this->residual(now_);
@@ -304,8 +305,9 @@ class CompactSolver {
   static constexpr T kOraclePromising = T(0.1);  // with oracles, whose passes cost more than it,
   static constexpr T kMostPromising = T(0.25);   // and with pairs of large scores, at most
   static constexpr T kNear = T(Precision<double>::unresolved);  // below, rounding is thought of
-  static constexpr int kManyRows = 128;                         // whose errors add up
-  static constexpr T kLargeMultiplier = 16;                     // times the largest score
+  static constexpr T kSharp = T(1e-6);       // residual that structured factors may leave
+  static constexpr int kManyRows = 128;      // whose errors add up
+  static constexpr T kLargeMultiplier = 16;  // times the largest score
   static constexpr T kFar = 1000;       // times the scores: no direction is longer, and multipliers
                                         // beyond it are brought back,
   static constexpr int kReturns = 2;    // this often, for they may belong there,
@@ -467,7 +469,8 @@ class CompactSolver {
     if (p_->num_uneven > 0) {
       largest = 0;
       for (int r = 0; r < p_->m; ++r) {
-        largest = std::max(largest, std::fabs(x[r]) * scale[r] * row_unit(*p_, now_, r));
+        const T size = std::fabs(x[r]) * scale[r];  // units are at most 1
+        if (size > largest) largest = std::max(largest, size * row_unit(*p_, now_, r));
       }
     }
     return 4 * eps * (1 + largest);
