@@ -247,7 +247,7 @@ check-workflows: $(STAMPS)/release  ## the workflows against their schemas, then
 check-dist: $(STAMPS)/tools $(STAMPS)/release  ## source distribution and wheel: build, check, install, smoke test
 	rm -rf dist build/clean
 	$(BIN)/python -m build --sdist --no-isolation .
-	@size=$$(wc -c < dist/*.tar.gz); echo "The source distribution has $$size bytes."; \
+	@size=$$(cat dist/*.tar.gz | wc -c); echo "The source distribution has $$size bytes."; \
 	  [ $$size -lt 1000000 ] || { echo "More than 1 MB: see sdist.exclude in pyproject.toml."; exit 1; }
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  --wheel-dir dist dist/*.tar.gz
