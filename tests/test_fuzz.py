@@ -230,6 +230,8 @@ def case():
 
 @pytest.mark.parametrize("name", checks.CHECKS)
 def test_right_answers_pass(case, name):
+    if name == "torch":
+        pytest.importorskip("torch")
     tally = Tally()
     assert check(case, 0, only=name, tally=tally) == []
     assert tally.passed or name == "batch"
