@@ -167,9 +167,7 @@ void spoil(const Problem<T>& p, std::int64_t i, int guilty, const Outputs<T>& ou
   const std::uint8_t* mask = p.mask.at(i);
   const T* eta_u = p.eta_u.at(i);
   for (int j = 0; j < p.num_vars; ++j) {
-    const bool here =
-        (mask == nullptr || mask[j] != 0) && eta_u[j] != -std::numeric_limits<T>::infinity();
-    out.mu.at(i)[j] = here ? nan : T(0);
+    out.mu.at(i)[j] = is_present(mask, eta_u, j) ? nan : T(0);
   }
   std::fill_n(out.mu_v.at(i), p.num_scores(), nan);
   for (int c = 0; c < p.components->count(); ++c) {

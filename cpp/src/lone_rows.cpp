@@ -217,7 +217,7 @@ class RowSolver {
       const std::int32_t j = vars.index[k];
       place_[n] = j;
       y_[n] = eta[j];
-      n += (mask == nullptr || mask[j] != 0) && eta[j] != -std::numeric_limits<T>::infinity();
+      n += is_present(mask, eta, j);
     }
     return n;
   }
@@ -266,15 +266,9 @@ class RowSolver {
     if (n == 0) return true;
     const T b = p_.rhs.at(i)[row.row];
     const T least = row.sign > 0 ? T(0) : T(-n), most = row.sign > 0 ? T(n) : T(0);
-    // Parameters that were worked out in float may miss their own sum.
-    const T eps = std::max(T(1e-7), 16 * std::max(std::numeric_limits<T>::epsilon(),
-                                                  static_cast<T>(p_.row_precision)));
-    const T slack = eps * (n + std::fabs(b));
-    const bool too_much = least > b + slack;
-    if (too_much || (row.equality && most < b - slack)) {
-      own.refuted = row.row;
-      own.refuting = too_much ? 1 : -1;
-    }
+    const T eps = std::max(std::numeric_limits<T>::epsilon(), static_cast<T>(p_.row_precision));
+    own.refuting = refutation(least, most, b, row.equality, eps);
+    if (own.refuting != 0) own.refuted = row.row;
     return !row.equality && most <= b;
   }
 
@@ -359,22 +353,16 @@ template <class T>
 void write_ended(const Problem<T>& p, std::int64_t i, const Ended& ended, const Outputs<T>& out) {
   const bool infeasible = ended.refuted >= 0;
   const double inf = std::numeric_limits<double>::infinity();
-  const auto status = infeasible        ? Status::infeasible
-                      : ended.converged ? Status::converged
-                                        : Status::stalled;
   out.objective[i] = infeasible ? -inf : ended.objective;
-  out.primal_residual[i] = infeasible ? inf : ended.residual;
-  out.dual_residual[i] = infeasible ? 0 : ended.residual;
-  out.iterations[i] = infeasible ? 0 : 1;
-  out.oracle_calls[i] = 0;
-  out.status[i] = static_cast<std::int32_t>(status);
-  if (!infeasible) return;
+  if (!infeasible) {
+    const Status status = ended.converged ? Status::converged : Status::stalled;
+    return write_result({status, 1, 0, ended.residual, ended.residual}, i, out);
+  }
+  write_result({Status::infeasible, 0, 0, inf, 0}, i, out);
   const std::uint8_t* mask = p.mask.at(i);
   const T* eta = p.eta_u.at(i);
   for (int j = 0; j < p.num_vars; ++j) {
-    const bool here =
-        (mask == nullptr || mask[j] != 0) && eta[j] != -std::numeric_limits<T>::infinity();
-    out.mu.at(i)[j] = here ? std::numeric_limits<T>::quiet_NaN() : T(0);
+    out.mu.at(i)[j] = is_present(mask, eta, j) ? std::numeric_limits<T>::quiet_NaN() : T(0);
   }
   const auto absent = static_cast<std::int8_t>(Side::absent);
   std::fill_n(out.tau.at(i), p.num_rows, T(0));

@@ -168,8 +168,7 @@ struct Instance {
     largest_score = top_score = 0;
     for (int j = 0; j < num_vars; ++j) {
       const T score = eta_u == nullptr ? T(0) : eta_u[j];
-      const bool present =
-          (mask == nullptr || mask[j] != 0) && score != -std::numeric_limits<T>::infinity();
+      const bool present = is_present(mask, eta_u, j);
       new_var[j] = present ? n : -1;
       if (present) {
         var[n] = j;
@@ -323,13 +322,10 @@ struct Instance {
       (p_coef[k] < 0 ? least : most) += p_coef[k];
       ++e;
     }
-    // Parameters that were worked out in float may miss their own sum.
-    const T eps = std::max(kParameterError, 16 * row_eps);
-    const T slack = eps * (most - least + std::fabs(b));
-    const bool too_much = least > b + slack;
-    if (refuted < 0 && (too_much || (equality && most < b - slack))) {
+    const int sign = refutation(least, most, b, equality, row_eps);
+    if (refuted < 0 && sign != 0) {
       refuted = r;
-      refuting = too_much ? T(1) : T(-1);
+      refuting = T(sign);
     }
     if (e == ptr[m] || (!equality && most <= b)) return;
     const T inf = std::numeric_limits<T>::infinity();
@@ -484,8 +480,7 @@ struct Instance {
   static constexpr int kZeroRounds = 3;    // each costs a sweep over the pairs, and finds fewer
   static constexpr int kFewZeros = 16;     // a sixteenth of the variables does not pay for a sweep
   static constexpr int kPairsToWiden = 8;  // per variable: sums over them lose a digit in float
-  static constexpr T kParameterError = T(1e-7);  // of float, relative: bounds may come from there
-  static constexpr std::uint8_t kHeld = 255;     // no round
+  static constexpr std::uint8_t kHeld = 255;  // no round
 
   bool prepared_ = false;
   bool left_out_ = false;  // pairs, in the instance before

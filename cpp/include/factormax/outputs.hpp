@@ -150,13 +150,4 @@ void check_rows(const Instance<T>& instance, const T* mu, Result& result) {
   if (result.status == Status::converged) result.status = Status::stalled;
 }
 
-template <class T>
-void write_result(const Result& result, std::int64_t i, const Outputs<T>& out) {
-  out.status[i] = static_cast<std::int32_t>(result.status);
-  out.iterations[i] = result.iterations;
-  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
-  out.primal_residual[i] = result.primal_residual;
-  out.dual_residual[i] = result.dual_residual;
-}
-
 }  // namespace factormax

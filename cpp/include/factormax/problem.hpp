@@ -1,9 +1,12 @@
 // What a solve is given and what it answers: index arrays shared by a batch, numbers per instance.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "factormax/span.hpp"
 
@@ -136,6 +139,22 @@ struct Problem : Layout {
   Batched<const T> eta_v;       // (P + scores of the structured factors,)
 };
 
+// Whether a variable is there: a score of -inf is a mask. mask, eta: of the instance, or null.
+template <class T>
+bool is_present(const std::uint8_t* mask, const T* eta, std::int32_t j) {
+  return (mask == nullptr || mask[j] != 0) &&
+         (eta == nullptr || eta[j] != -std::numeric_limits<T>::infinity());
+}
+
+// The sign of the multiplier that proves that a row can't hold, 0 if it may. least, most: what
+// a . mu can be in the box; precision: that of the row, relative.
+template <class T>
+int refutation(T least, T most, T b, bool equality, T precision) {
+  // Parameters that were worked out in float may miss their own sum.
+  const T slack = std::max(T(1e-7), 16 * precision) * (most - least + std::fabs(b));
+  return least > b + slack ? 1 : equality && most < b - slack ? -1 : 0;
+}
+
 // Whether structured factors are solved without structures: trees and matchings by the rows of
 // their polytopes, sequences by the flows on their transitions.
 enum class ByRows : std::int32_t {
@@ -181,6 +200,15 @@ struct Outputs {
   double* upper_bound = nullptr;     // (B,) of linear methods
   std::uint8_t* integral = nullptr;  // (B,)
 };
+
+template <class T>
+void write_result(const Result& result, std::int64_t i, const Outputs<T>& out) {
+  out.status[i] = static_cast<std::int32_t>(result.status);
+  out.iterations[i] = result.iterations;
+  out.oracle_calls[i] = static_cast<std::int32_t>(result.oracle_calls);
+  out.primal_residual[i] = result.primal_residual;
+  out.dual_residual[i] = result.dual_residual;
+}
 
 // Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and
 // `stop` tells all the others. After the deadline no pass begins, as if that were the last one.

@@ -315,8 +315,7 @@ class RowForm {
 
   bool is_there(std::int32_t j) const { return is_there(j, any_masked_ ? mask_.data : nullptr); }
   bool is_there(std::int32_t j, const std::uint8_t* mask) const {
-    return (mask == nullptr || mask[j] != 0) &&
-           (eta_ == nullptr || eta_[j] != -std::numeric_limits<T>::infinity());
+    return is_present(mask, eta_, j);
   }
 
   // How many of these variables are not 0 in their sparsemax; 1 if none of them is there.
