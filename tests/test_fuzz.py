@@ -427,46 +427,36 @@ def test_nearly_linear_programs_converge(size, seed, number):
     assert np.all(built.fg.solve(on_failure="ignore").converged)
 
 
-@pytest.mark.parametrize(("seed", "number"), [(1024, 6932), (1030, 7471), (1424, 3731)])
-def test_float32_calls_nothing_converged_whose_rows_are_off(seed, number):
-    """By more than rounding hides beside such scores, though not beside such multipliers."""
-    case = generate(seed, number, "small", "float32")
-    assert check(case, number, "small", "solve", Tally()) == []
-
-
-def test_rows_that_hardly_exclude_each_other_are_proved_to():
-    """By 7e-4, beside scores of 1e4: the ray must be seen before rounding hides it."""
-    case = generate(1418, 453, "small", "float32")
-    assert check(case, 453, "small", "solve", Tally()) == []
-
-
-def test_a_pair_may_lose_more_than_multipliers_say():
-    """Its slope is its score: 284 times an error of 1e-11 is no failure."""
-    case = generate(1405, 2353, "small", "float64")
-    assert check(case, 2353, "small", "tight", Tally()) == []
-
-
-def test_a_warm_start_is_as_accurate_as_a_cold_one():
-    """Structured factors found their marginals to 1e-9 at first, which left nothing to descend."""
-    case = generate(1427, 250, "mid", "float64")
-    assert check(case, 250, "mid", "warm", Tally()) == []
-
-
-def test_small_coefficients_beside_a_table_converge():
-    """A variable of a table is free if its value is, whatever its score."""
-    case = generate(1005, 695, "small", "float64")
-    assert check(case, 695, "small", "tight", Tally()) == []
+@pytest.mark.parametrize(
+    ("seed", "number", "size", "dtype", "name"),
+    [
+        # Converged in float32, with rows off by more than rounding hides beside such scores, though
+        # not beside such multipliers.
+        (1024, 6932, "small", "float32", "solve"),
+        (1030, 7471, "small", "float32", "solve"),
+        (1424, 3731, "small", "float32", "solve"),
+        # Rows exclude each other by 7e-4, beside scores of 1e4: the ray must be seen before
+        # rounding hides it.
+        (1418, 453, "small", "float32", "solve"),
+        # The slope of a pair is its score: 284 times an error of 1e-11 is no failure.
+        (1405, 2353, "small", "float64", "tight"),
+        # A variable of a table is free if its value is, whatever its score.
+        (1005, 695, "small", "float64", "tight"),
+        # Structured factors found their marginals to 1e-9 at first, which left a warm start nothing
+        # to descend.
+        (1427, 250, "mid", "float64", "warm"),
+        # An integer program is not infeasible because presolve says so.
+        (1103, 531, "mid", "float64", "decode"),
+    ],
+)
+def test_what_was_found_stays_mended(seed, number, size, dtype, name):
+    assert check(generate(seed, number, size, dtype), number, size, name, Tally()) == []
 
 
 def test_a_tie_with_equal_slopes_on_both_sides_is_no_failure():
     tally = Tally()
     assert check(generate(1011, 2975, "small", "float64"), 2975, "small", "gradient", tally) == []
     assert tally.skipped["gradient: finite differences"] > 0
-
-
-def test_an_integer_program_is_not_infeasible_because_presolve_says_so():
-    case = generate(1103, 531, "mid", "float64")
-    assert check(case, 531, "mid", "decode", Tally()) == []
 
 
 @pytest.mark.parametrize("number", [71, 169])
