@@ -39,7 +39,7 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """How many numbers an instance has."""
+        """How many numbers there are per instance."""
         return math.prod(self.shape)
 
     @property

@@ -72,7 +72,7 @@ def graph(
     unit = _points_per_unit(drawn, width, height)
     _draw_factors(drawn, fg, layout, unit)
     _draw_variables(drawn, fg, layout, _values(fg, instance), unit)
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _points_per_unit(ax: Any, width: float, height: float) -> float:

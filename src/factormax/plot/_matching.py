@@ -84,7 +84,7 @@ def matching(
         _write(drawn, texts, places, side)
     drawn.margins(0.06)
     drawn.axis("off")
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _fitting(word: str, given: ArrayLike, shape: tuple[int, ...]) -> FloatArray:

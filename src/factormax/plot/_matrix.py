@@ -115,7 +115,7 @@ def attention(
     drawn.set_ylabel("queries")
     if sums:
         _sums(drawn, np.nansum(values, axis=0))
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _bars(
@@ -136,7 +136,7 @@ def _bars(
     drawn.spines[["top", "right"]].set_visible(False)
     drawn.spines[["bottom", "left"]].set_color(PALE)
     drawn.tick_params(length=0, colors=INK)
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _cells(
@@ -169,7 +169,7 @@ def _cells(
     hide_frame(drawn)
     if lined:  # of the lines of the grid, the axes cut off those at their edges
         drawn.spines[:].set(visible=True, color=FAINT, linewidth=0.8)
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _sums(ax: Any, totals: FloatArray) -> None:

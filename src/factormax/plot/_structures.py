@@ -95,7 +95,7 @@ def structures(
     if shown < len(weights):
         rest = f"{shown} of {len(weights)}; the others have {weights[shown:].sum():.2f} in all"
         drawn.text(0.5, 0, rest, transform=drawn.transAxes, ha="center", va="top", color=PALE)
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _listed(factor: Any, probs: ArrayLike | None) -> tuple[FloatArray, FloatArray]:

@@ -88,7 +88,7 @@ def tree(
         drawn.text(m, -0.08, word, ha="center", va="top", color=INK)
     drawn.set(xlim=(-0.6, n - 0.4), ylim=(-0.45, top + 0.1))
     drawn.axis("off")
-    return drawn  # type: ignore[no-any-return]
+    return drawn
 
 
 def _height(m: int, h: int) -> float:
