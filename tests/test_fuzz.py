@@ -420,6 +420,7 @@ def test_large_scores_in_float32_are_not_called_infeasible(seed, number):
         ("large", 203, 104),
         ("large", 1113, 2),  # a flat valley
         ("large", 1513, 20),  # long multipliers that belong where they are
+        ("large", 1601, 104),  # steps of the proximal method that take hundreds of passes
     ],
 )
 def test_nearly_linear_programs_converge(size, seed, number):

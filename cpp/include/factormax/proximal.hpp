@@ -116,7 +116,7 @@ class ProximalSolver {
 
  private:
   static constexpr int kMostSteps = 200;
-  static constexpr int kMostPasses = 100;  // of a step: then a smaller t is better
+  static constexpr int kMostPasses = 100;  // of a step: then a smaller t is better,
   static constexpr T kLoosest = T(0.1);    // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
@@ -128,6 +128,7 @@ class ProximalSolver {
   void begin(Instance<T>& p, bool quadratic, const T* warm) {
     quadratic_ = quadratic;
     wanted_ = loosest_ = kLoosest;
+    passes_ = kMostPasses;
     copy(p.eta.first(p.n), eta_);
     copy(p.hi.first(p.m), hi_);
     wide_ = p.wide;
@@ -143,15 +144,19 @@ class ProximalSolver {
   // Returns whether it was cut short, with passes left.
   bool step(T wanted, int max_iter, bool warm) {
     const Result& result = compact_.result();
-    compact_.minimise(wanted, std::min(max_iter, result.iterations + kMostPasses), warm);
+    compact_.minimise(wanted, std::min(max_iter, result.iterations + passes_), warm);
     return result.status == Status::max_iter && result.iterations < max_iter;
   }
 
   // The errors of the steps must have a finite sum, or the centres wander: the next is to be more
   // exact by `tighter`. A step that was cut short has no centre to offer: it is taken again, with a
-  // smaller t.
+  // smaller t, and with more passes, for some steps are long whatever t is.
   void advance(Instance<T>& p, bool cut, T tighter, T ratio, T finest) {
-    if (cut) return scale_by(p, T(0.25));
+    if (cut) {
+      passes_ *= 2;
+      return scale_by(p, T(0.25));
+    }
+    passes_ = kMostPasses;
     T change = 0;
     const Span<T> mu = compact_.point().mu;
     for (int j = 0; j < p.n; ++j) {
@@ -238,6 +243,7 @@ class ProximalSolver {
   StructuredFactors<T>* structured_ = nullptr;
   Span<T> eta_, hi_, center_, work_, taken_;
   T t_ = 1, wanted_ = 0, loosest_ = 0;
+  int passes_ = kMostPasses;  // of the next step, at most
   bool quadratic_ = false, wide_ = false;
   double bound_ = 0;
   bool integral_ = false;
