@@ -454,6 +454,17 @@ def test_what_was_found_stays_mended(seed, number, size, dtype, name):
     assert check(generate(seed, number, size, dtype), number, size, name, Tally()) == []
 
 
+def test_gradients_are_exact_where_residuals_stand_still():
+    """Conjugate gradients ended early for some directions: nothing moves this solution."""
+    built = build(generate(1601, 103, "large", "float64"))
+    solution = built.fg.solve(tol=1e-10)
+    pairs = built.factors[13]
+    for seed in (36, 156, 613, 1748):
+        rng = np.random.default_rng(seed)
+        weights = {of: rng.normal(size=of.value.shape) for of in (built.u, pairs)}
+        np.testing.assert_allclose(solution.vjp(weights)[built.u], 0, atol=1e-9)
+
+
 def test_a_tie_with_equal_slopes_on_both_sides_is_no_failure():
     tally = Tally()
     assert check(generate(1011, 2975, "small", "float64"), 2975, "small", "gradient", tally) == []

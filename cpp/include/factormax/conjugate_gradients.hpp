@@ -15,7 +15,8 @@ struct CgMemory {
 };
 
 struct CgLimits {
-  int steps, patience;  // so many in all, and without a smaller residual
+  int steps, patience;  // so many in all, and without a gain
+  double least_gain;    // of the squared error, relative to all of it, where no residual is smaller
 };
 
 // Improves `t`. On a singular system the iterates can run away once the residual is down to
@@ -36,7 +37,7 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
     rho += r[i] * d[i];
   }
   copy(Span<const T>(t), best);
-  T least = max_abs(Span<const T>(r));
+  T least = max_abs(Span<const T>(r)), gained = 0;
   for (int step = 0, since = 0; step < limits.steps && since < limits.patience && least > goal;
        ++step) {
     if (stop(step)) break;
@@ -46,6 +47,8 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
     const T alpha = rho / curvature;
     axpy(alpha, Span<const T>(d), t);
     axpy(-alpha, Span<const T>(q), r);
+    const T gain = alpha * rho;
+    gained += gain;
     T next = 0;
 #pragma omp simd reduction(+ : next)
     for (int i = 0; i < count; ++i) next += r.data[i] * r.data[i] / diagonal.data[i];
@@ -53,7 +56,7 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
     rho = next;
     for (int i = 0; i < count; ++i) d[i] = r[i] / diagonal[i] + beta * d[i];
     const T size = max_abs(Span<const T>(r));
-    ++since;
+    since = gain > T(limits.least_gain) * gained ? 0 : since + 1;
     if (size < least) {
       least = size;
       since = 0;

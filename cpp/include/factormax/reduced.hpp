@@ -17,7 +17,8 @@ class ReducedSystem {
  public:
   Control* control = nullptr;  // asked now and then, if set
   bool may_poll = false;
-  int most_steps = std::numeric_limits<int>::max();  // of conjugate gradients
+  static constexpr int kAllItTakes = std::numeric_limits<int>::max();
+  int most_steps = kAllItTakes;  // of conjugate gradients
   T shift = 0;  // added to the diagonal: to be set before `build`
 
   // structured: of the same problem, or null if it has none.
@@ -265,7 +266,10 @@ class ReducedSystem {
   // Improves `solution`.
   T solve_cg(Span<const T> rhs, T goal) {
     const int rank = hubs_.any() ? count : std::min(count, free_.count);
-    const CgLimits limits = {std::min(2 * rank + 50, most_steps), 25 + count / 4};
+    // On the way to a small residual it may stand still, while the error becomes smaller.
+    constexpr double none = std::numeric_limits<double>::infinity();
+    const double least_gain = most_steps == kAllItTakes ? std::numeric_limits<T>::epsilon() : none;
+    const CgLimits limits = {std::min(2 * rank + 50, most_steps), 25 + count / 4, least_gain};
     const auto matrix = [this](Span<const T> t, Span<T> out) { apply(t, out); };
     const auto stop = [this](int step) {
       return control != nullptr && step % 8 == 0 && (control->late() || control->stopped(may_poll));
