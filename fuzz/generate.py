@@ -377,12 +377,16 @@ class _Draw:
             return np.ones(shape, dtype=bool)
         for index in own:  # a list of structures knows nothing of masks
             mask[..., index] = True
-        for term in self.terms:
-            if term.kind == "DepTree":
-                _whole_words(mask, term.index)
-            if term.kind == "Sequence":
-                _absent_last(mask, term.index)
-        return mask
+        for _ in range(10):  # what one needs may be wrong for another that shares its variables
+            before = mask.copy()
+            for term in self.terms:
+                if term.kind == "DepTree":
+                    _whole_words(mask, term.index)
+                if term.kind == "Sequence":
+                    _absent_last(mask, term.index)
+            if np.array_equal(mask, before):
+                return mask
+        return np.ones(shape, dtype=bool)
 
     def _structured(self) -> list[Term]:
         return [t for t in self.terms if t.kind in STRUCTURED]
