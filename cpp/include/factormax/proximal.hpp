@@ -90,8 +90,9 @@ class ProximalSolver {
       const double gap = bound_ - value;
       const bool feasible = result.primal_residual <= tol;
       result.dual_residual = std::max(gap, 0.0);
-      // Closed forms cost nothing: the gap may be closed to the last digit.
-      const double close = at_once ? 64 * std::numeric_limits<T>::epsilon() : tol;
+      // Closed forms cost nothing: the gap may be closed to the last digit that t leaves.
+      const bool to_the_last = at_once && std::fabs(gap) < least;
+      const double close = to_the_last ? 64 * std::numeric_limits<T>::epsilon() : tol;
       if (feasible && program_.negligible(gap, value, close)) {
         result.status = Status::converged;
         break;
