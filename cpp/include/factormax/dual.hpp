@@ -269,35 +269,46 @@ FACTORMAX_VECTOR void evaluate_rows(const Instance<T>& p, DualPoint<T>& at) {
   row_gradients(p, at);
 }
 
-// How a row moves its variables: by a . mu in units of variables. What a row lacks moves the free
-// ones, together by as much; where none is free, the next one to become so, which may be the one
-// with the smallest coefficient.
+// A row of coefficients that differ. What it lacks moves its free variables, together by as much;
+// where none is free, the next one to become so, which may be the one with the smallest coefficient.
 template <class T>
-T uneven_row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
-  const bool up = at.g[r] > 0;  // a . mu is too small
-  T squares = 0, smallest = 1;
-  for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-    const T a = p.coef[k], mu = at.mu[p.col[k]];
-    if (mu > 0 && mu < 1) {
-      squares += a * a;
-    } else if ((mu <= 0) == (a > 0 ? up : !up)) {
-      smallest = std::min(smallest, std::fabs(a));
-    }
-  }
-  return squares > 0 ? std::min(std::sqrt(squares), T(1)) : smallest;
-}
+struct UnevenRow {
+  T unit;  // how far a . mu moves when a variable moves by 1, at most 1
+  T size;  // of the terms of a . mu - b, which says how that is rounded
+};
 
 template <class T>
+FACTORMAX_VECTOR UnevenRow<T> measure_uneven(const Instance<T>& p, const DualPoint<T>& at, int r) {
+  const int begin = p.ptr[r], d = p.length(r);
+  const T *coef = p.coef.data + begin, *mu = at.mu.data;
+  const std::int32_t* col = p.col.data + begin;
+  T squares = 0, size = 0;
+#pragma omp simd reduction(+ : squares, size)
+  for (int k = 0; k < d; ++k) {
+    const T a = coef[k], m = mu[col[k]], square = a * a;
+    squares += m > 0 && m < 1 ? square : T(0);
+    size += std::fabs(a) * m;
+  }
+  size += std::fabs(p.rhs[r]);
+  if (squares > 0) return {std::min(std::sqrt(squares), T(1)), size};
+  const T to = at.g[r] > 0 ? T(1) : T(-1);  // a . mu is too small, or too large
+  const T smallest = -largest_of(d, T(-1), [=](int k) {
+    return (mu[col[k]] <= 0) == (to * coef[k] > 0) ? -std::fabs(coef[k]) : T(-1);
+  });
+  return {smallest, size};
+}
+
+// How far a row moves when a variable moves by 1.
+template <class T>
 FACTORMAX_INLINE T row_unit(const Instance<T>& p, const DualPoint<T>& at, int r) {
-  return p.uneven.data[r] ? uneven_row_unit(p, at, r) : T(1);
+  return p.uneven.data[r] ? measure_uneven(p, at, r).unit : T(1);
 }
 
 template <class T>
 T uneven_row_lack(const Instance<T>& p, const DualPoint<T>& at, int r) {
-  T size = std::fabs(p.rhs[r]);
-  for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) size += std::fabs(p.coef[k]) * at.mu[p.col[k]];
-  const T rounding = 4 * p.row_eps * size;
-  const T moved = std::max(std::fabs(at.g[r]) * p.norm[r] - rounding, T(0)) / row_unit(p, at, r);
+  const UnevenRow<T> row = measure_uneven(p, at, r);
+  const T rounding = 4 * p.row_eps * row.size;
+  const T moved = std::max(std::fabs(at.g[r]) * p.norm[r] - rounding, T(0)) / row.unit;
   return std::min(moved, at.g[r] > 0 ? at.x[r] - p.lo[r] : p.hi[r] - at.x[r]);
 }
 
