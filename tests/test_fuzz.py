@@ -450,6 +450,8 @@ def test_nearly_linear_programs_converge(size, seed, number):
         (1709, 281, "mid", "float64", "tight"),
         # Closed forms close a gap to the last digit that the proximal parameter leaves.
         (1708, 158, "large", "float32", "map"),
+        # Descent is stuck between kinks, at scores that are not large.
+        (1704, 1267, "mid", "float32", "precision"),
         # An integer program is not infeasible because presolve says so.
         (1103, 531, "mid", "float64", "decode"),
     ],

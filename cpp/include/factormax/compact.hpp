@@ -11,9 +11,6 @@
 
 namespace factormax {
 
-// When there is another way to go, descent that makes no headway is given up.
-enum class GiveUp { never, large_scores, always };
-
 template <class T>
 class CompactSolver {
  public:
@@ -43,15 +40,14 @@ class CompactSolver {
   Span<const T> certificate() const { return Span<const T>(step_).first(certified_ ? p_->m : 0); }
 
   // warm: unscaled multipliers of the Problem's rows, or null. The scores of p are scaled while the
-  // solution is approached, and restored exactly. It may give up after kStuck passes, or more if
-  // the scores are small, unless the interior point method is of use; then `gave_up`.
+  // solution is approached, and restored exactly. may_give_up: there is another way to go, so that
+  // descent that makes no headway is given up after kStuck passes, or more if the scores are small,
+  // unless the interior point method is of use; then `gave_up`.
   Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
-               Control& control, bool may_poll, GiveUp give_up = GiveUp::never) {
+               Control& control, bool may_poll, bool may_give_up = false) {
     if (!begin(problem, p, options, control, may_poll)) return result_;
     const int stuck = relevant_score() > kDirect ? kStuck : kSmallStuck;
-    if (give_up == GiveUp::always || (give_up == GiveUp::large_scores && stuck == kStuck)) {
-      if (options.max_iter >= 2 * stuck) give_up_at_ = stuck;
-    }
+    if (may_give_up && options.max_iter >= 2 * stuck) give_up_at_ = stuck;
     start(warm);
     const bool near = warm != nullptr || solve_beside_rows();
     if (near || approach()) minimise(T(options.tol), options.max_iter, near);

@@ -270,7 +270,8 @@ FACTORMAX_VECTOR void evaluate_rows(const Instance<T>& p, DualPoint<T>& at) {
 }
 
 // A row of coefficients that differ. What it lacks moves its free variables, together by as much;
-// where none is free, the next one to become so, which may be the one with the smallest coefficient.
+// where none is free, the next one to become so, which may be the one with the smallest
+// coefficient.
 template <class T>
 struct UnevenRow {
   T unit;  // how far a . mu moves when a variable moves by 1, at most 1

@@ -31,12 +31,12 @@ class ProximalSolver {
   bool gave_up() const { return compact_.gave_up(); }
 
   // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
-  // headway, it is solved by proximal steps, too. float is too coarse for these, and stalls there.
-  // warm: as of the compact solver. has_rows: the caller knows a better way; then `gave_up`.
+  // headway, for that or another reason, it is solved by proximal steps, too. float is too coarse
+  // for these, and stalls there. warm: as of the compact solver. has_rows: the caller knows a
+  // better way; then `gave_up`.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll, bool has_rows) {
-    const GiveUp give_up = has_rows ? GiveUp::always : GiveUp::large_scores;
-    Result first = compact_.solve(problem, p, warm, options, control, may_poll, give_up);
+    Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
     if (!compact_.gave_up() || has_rows) return first;
     if (!Precision<T>::solves_linear_programs) {
       first.status = Status::stalled;

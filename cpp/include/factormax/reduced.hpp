@@ -19,7 +19,7 @@ class ReducedSystem {
   bool may_poll = false;
   static constexpr int kAllItTakes = std::numeric_limits<int>::max();
   int most_steps = kAllItTakes;  // of conjugate gradients
-  T shift = 0;  // added to the diagonal: to be set before `build`
+  T shift = 0;                   // added to the diagonal: to be set before `build`
 
   // structured: of the same problem, or null if it has none.
   void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
