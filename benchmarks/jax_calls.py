@@ -1,6 +1,7 @@
 """What a call costs from JAX: a jitted matching of 20 × 20, on one thread, forward and backward.
 
 By the FFI of XLA if the core was built for it, and by way of Python. The answers are checked first.
+Beside them stand callbacks of JAX that copy their array and do nothing else: what it takes itself.
 """
 
 from __future__ import annotations
@@ -52,6 +53,30 @@ def contestants(scores: Any, weight: Any) -> dict[str, Callable[[], object]]:
     return found
 
 
+def bare_callbacks(scores: Any) -> dict[str, Callable[[], object]]:
+    """Compiled functions that call Python for a copy of the scores."""
+    import jax
+    from jax.experimental import io_callback
+
+    from factormax._fronts.jax.primitives import _buffer_callback
+
+    def copied(_: Any, place: Any, array: Any) -> None:
+        np.asarray(place)[...] = np.asarray(array)
+
+    struct: Any = jax.ShapeDtypeStruct(scores.shape, scores.dtype)
+    ways: dict[str, Any] = {
+        "pure_callback": lambda s: jax.pure_callback(np.copy, struct, s),
+        "io_callback": lambda s: io_callback(np.copy, struct, s),
+    }
+    if _buffer_callback is not None:
+        ways["buffer_callback"] = _buffer_callback(copied, struct)
+    found: dict[str, Callable[[], object]] = {}
+    for name, way in ways.items():
+        function = jax.jit(way).lower(scores).compile()
+        found[f"{name}, copy"] = lambda f=function: jax.block_until_ready(f(scores))
+    return found
+
+
 def run(quick: bool) -> tuple[str, dict[str, object]]:
     import jax.numpy as jnp
 
@@ -72,6 +97,7 @@ def run(quick: bool) -> tuple[str, dict[str, object]]:
             np.testing.assert_allclose(answer, exact, atol=1e-6)
         else:
             np.testing.assert_allclose(answer[1], grad, atol=1e-5)
+    runs |= bare_callbacks(jnp.asarray(given))
     runs["NumPy, forward"] = lambda: solved(given)
     turns = {name: 50 for name in runs}
     times = interleaved(runs, repeats=10 if quick else 60, warmup=50, in_a_row=turns)

@@ -17,7 +17,7 @@ import jax.numpy as jnp  # noqa: E402
 jax.config.update("jax_disable_most_optimizations", True)  # which would take longer than the tests
 
 import factormax.jax  # noqa: E402
-from factormax._fronts.jax import ffi, primitives  # noqa: E402
+from factormax._fronts.jax import ffi, plan, primitives  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -597,15 +597,68 @@ def test_calls_by_way_of_python(monkeypatch, buffers):
         np.testing.assert_allclose(grad, exact[1], atol=1e-9)
 
 
+def test_the_core_alone_answers_like_python(monkeypatch):
+    """Where it can't, it writes nothing, and Python does."""
+
+    def squares(eta, mask):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(eta, mask=mask)
+        fg.add(fm.Xor(u))
+        fg.add(fm.Pair(u[0], u[1], 0.1))
+        fg.solve()
+        return jnp.sum(u.value**2)
+
+    eta = random(3, 4)
+    mask = np.ones((3, 4), bool)
+    mask[:2, 2] = mask[2, 1] = False
+    special = eta.copy()
+    special[0, 0], special[1, 1] = -np.inf, np.nan
+    monkeypatch.setattr(primitives.ffi, "lowering", lambda *_: None)
+    found = []
+    for natively in (True, False):
+        if not natively:
+            monkeypatch.setattr(plan.Plan, "native", None)
+        function = jax.jit(jax.vmap(jax.value_and_grad(lambda e, m: squares(e, m))))
+        found.append([function(e, m) for e in (eta, special) for m in (mask, mask | True)])
+    for own, exact in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
+        np.testing.assert_array_equal(own, exact)
+    assert np.isnan(found[0][2][0]).tolist() == [False, True, False]
+
+
+def test_the_core_alone_turns_down_arrays_that_do_not_fit():
+    model, settings = fm._core.Model(4, []), fm._core.Settings()
+    native = fm._core.NativePlan(model, settings, [], False)
+
+    def arrays(dtype=np.float64, batch=2):
+        shapes = [(batch, 4), (batch, 0), (batch, 1), (batch, 0), (batch, 5), (batch, 5)]
+        kinds = [dtype, dtype, dtype, dtype, np.int8, dtype]
+        places = [np.zeros(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+        return [np.full((2, 4), 0.5), np.zeros((1, 0))], places
+
+    given, places = arrays()
+    assert native.solve(given, places)
+    np.testing.assert_array_equal(places[0], np.full((2, 4), 0.5))
+    assert not native.solve([given[0][:, ::-1], given[1]], places)
+    assert not native.solve(given[:1], places)
+    assert not native.solve(given, places[:5])
+    assert not native.solve(*arrays(dtype=np.float32))
+    assert not native.solve(*arrays(batch=3))
+    assert not native.apply_jacobian(given, places)
+    places[0].setflags(write=False)
+    assert not native.solve(given, places)
+    with pytest.raises(ValueError, match="one for each parameter"):
+        fm._core.NativePlan(model, settings, [1.0], False)
+
+
 def test_a_graph_that_the_core_forgot_comes_again():
     if factormax.jax.ffi_unavailable():
         pytest.skip(factormax.jax.ffi_unavailable())
     function, calls = jax.jit(sparsemax), []
     eta = jnp.asarray(random(4))
     exact = function(eta)
+    another = fm._core.NativePlan(fm._core.Model(1, []), fm._core.Settings(), [], False)
     for k in range(256):  # as many as it keeps
-        model = fm._core.Model(1, [])
-        fm._core.ffi_keep(f"another {k}", model, fm._core.Settings(), [], False)
+        fm._core.ffi_keep(f"another {k}", another)
     fm._core.ffi_set_python(lambda name, *rest: (calls.append(name), ffi._call(name, *rest)))
     try:
         for _ in range(3):

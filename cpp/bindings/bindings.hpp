@@ -8,6 +8,7 @@ namespace factormax::python {
 void bind_model(nanobind::module_& m);
 void bind_solve(nanobind::module_& m);
 void bind_search(nanobind::module_& m);
+void bind_native_plan(nanobind::module_& m);
 void bind_ffi(nanobind::module_& m);
 
 }  // namespace factormax::python

@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   factormax::python::bind_solve(m);
   factormax::python::bind_model(m);
   factormax::python::bind_search(m);
+  factormax::python::bind_native_plan(m);
   factormax::python::bind_ffi(m);
   m.def("set_num_threads", &factormax::set_num_threads, "threads"_a);
   m.def("get_num_threads", &factormax::get_num_threads);

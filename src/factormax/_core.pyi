@@ -403,6 +403,18 @@ class LocalSearch:
 def best_structures(kind: OracleKind, shape: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], eta_u: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], eta_v: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], param: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.uint8], dict(shape=(None,))]]:
     """The MAP oracle of a structured factor, for each row of scores."""
 
+class NativePlan:
+    """
+    A graph of rows and pairs that is solved from flat arrays. The functions take those of a
+    primitive of JAX and those to write into; False if Python must answer.
+    """
+
+    def __init__(self, model: Model, settings: Settings, params: Sequence[object], masked: bool) -> None: ...
+
+    def solve(self, given: list[object], wanted: list[object]) -> bool: ...
+
+    def apply_jacobian(self, given: list[object], wanted: list[object]) -> bool: ...
+
 def ffi_version() -> str:
     """
     The jaxlib whose headers the handlers were compiled with; empty: there are none.
@@ -417,7 +429,7 @@ def ffi_set_python(function: object) -> None:
     and those to write into.
     """
 
-def ffi_keep(text: str, model: Model, settings: Settings, params: Sequence[object], masked: bool) -> None:
+def ffi_keep(text: str, plan: NativePlan) -> None:
     """Solves the graph that has this text without Python from now on."""
 
 def set_num_threads(threads: int) -> None: ...

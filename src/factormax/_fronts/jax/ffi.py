@@ -6,17 +6,14 @@ otherwise XLA calls Python back.
 
 from __future__ import annotations
 
-import math
 import re
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import jax
-import numpy as np
 
 from factormax import _core
-from factormax._engines.cpu import BY_ROWS, _settings
 from factormax._fronts.jax import host
 from factormax._fronts.jax.plan import Plan
 from factormax._fronts.jax.written import read, written
@@ -76,23 +73,12 @@ def lowering(name: str, plan: Plan) -> Any:
 def _keep(text: str, plan: Plan) -> None:
     """Remembers a plan, and lets the core solve it by itself if it can."""
     _plans.keep(text, plan)
-    operands = plan.operands
-    if plan.is_structured or plan.options.linear:
-        return
-    if operands.held or operands.warm or operands.params:
-        return
-    given = [p for f in plan.factors for p in f.given]
-    params = [p if isinstance(p, float) else np.ascontiguousarray(p, np.float64) for p in given]
-    if not all([isinstance(p, float) or len(p) == 1 for p in params]):
-        return
-    settings = _settings(plan.options, BY_ROWS, math.inf)
-    _core.ffi_keep(text, plan.model, settings, params, operands.mask)
+    if plan.native is not None:
+        _core.ffi_keep(text, plan.native)
 
 
 def _call(name: str, text: str, arrays: list[Any], places: list[Any]) -> None:
     """What the core calls where it can't answer by itself."""
     plan = _plans.get(text) or read(text)  # if the function was exported
     _keep(text, plan)  # the core forgets all when they are many
-    found = getattr(host, name)(plan, arrays, quiet=True)
-    for place, own in zip(places, found, strict=True):
-        place[...] = own
+    host.write(getattr(host, name), plan, arrays, places)

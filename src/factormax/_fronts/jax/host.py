@@ -26,7 +26,7 @@ from factormax.queries.assignment import check_assignment
 from factormax.queries.solve import answer, pull_back_linear
 from factormax.status import Status
 
-__all__ = ["apply_jacobian", "features", "pull_back", "solve"]
+__all__ = ["apply_jacobian", "features", "pull_back", "solve", "write"]
 
 Arrays: TypeAlias = "list[npt.NDArray[Any]]"
 _MOST_BYTES = 1 << 22  # of scores whose solution is remembered
@@ -140,6 +140,14 @@ def _features(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any
             f"satisfy every factor; mask the entries that are not known."
         )
     return [checked.features.astype(y.dtype), good[:, None]]
+
+
+def write(
+    run: Callable[..., Arrays], plan: Plan, arrays: Sequence[Any], places: Sequence[Any]
+) -> None:
+    """Writes what one of the functions above returns to where it is wanted, quietly."""
+    for place, own in zip(places, run(plan, arrays, quiet=True), strict=True):
+        place[...] = own
 
 
 # ---- Solutions, once more ------------------------------------------------------------------------

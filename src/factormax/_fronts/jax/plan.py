@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from factormax._core import Model
+from factormax._core import Model, NativePlan
+from factormax._engines.cpu import BY_ROWS, _settings
 from factormax._inputs import Inputs
 from factormax._model import is_large
 from factormax._options import Options
@@ -92,6 +93,20 @@ class Plan:
     def cold(self) -> Plan:
         """The same without multipliers to begin from."""
         return self.replace(operands=self.operands._replace(warm=False))
+
+    @cached_property
+    def native(self) -> NativePlan | None:
+        """The same for the core to solve, and to differentiate, by itself; None if it can't."""
+        operands = self.operands
+        if self.is_structured or self.options.linear:
+            return None
+        if operands.held or operands.warm or operands.params:
+            return None
+        given = [p for f in self.factors for p in f.given]
+        params = [p if isinstance(p, float) else np.ascontiguousarray(p, np.float64) for p in given]
+        if not all([isinstance(p, float) or len(p) == 1 for p in params]):
+            return None
+        return NativePlan(self.model, _settings(self.options, BY_ROWS), params, operands.mask)
 
     @property
     def held_place(self) -> int:

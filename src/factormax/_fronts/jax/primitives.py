@@ -123,23 +123,29 @@ def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any
     by_ffi = ffi.lowering(run.__name__, plan) if on_cpu else None
     if by_ffi is not None:
         return by_ffi(ctx, *operands)
+    natively = getattr(plan.native, run.__name__, None)
+
+    def write(places: list[Any], arrays: list[Any]) -> None:
+        if natively is None or not natively(arrays, places):
+            host.write(run, plan, arrays, places)
+
     if _buffer_callback is not None and on_cpu:
         struct: Any = jax.ShapeDtypeStruct
         shapes = [struct(a.shape, a.dtype) for a in ctx.avals_out]
 
-        def write(_: Any, places: Any, *arrays: Any) -> None:
-            found = run(plan, [np.asarray(a) for a in arrays], quiet=True)
-            for place, own in zip(places, found, strict=True):
-                np.asarray(place)[...] = own
+        def call(_: Any, places: Any, *arrays: Any) -> None:
+            write([np.asarray(p) for p in places], [np.asarray(a) for a in arrays])
 
-        lower = mlir.lower_fun(_buffer_callback(write, shapes), multiple_results=True)
+        lower = mlir.lower_fun(_buffer_callback(call, shapes), multiple_results=True)
         return lower(ctx, *operands)
 
-    def call(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(run(plan, [np.asarray(a) for a in arrays], quiet=True))
+    def returned(*arrays: Any) -> tuple[Any, ...]:
+        places = [np.empty(a.shape, a.dtype) for a in ctx.avals_out]
+        write(places, [np.asarray(a) for a in arrays])
+        return tuple(places)
 
     found, *_ = mlir.emit_python_callback(
-        ctx, call, None, operands, ctx.avals_in, ctx.avals_out, has_side_effect=False
+        ctx, returned, None, operands, ctx.avals_in, ctx.avals_out, has_side_effect=False
     )
     return found
 

@@ -1,0 +1,69 @@
+// A graph of rows and pairs that is solved from flat arrays, with nothing of Python in between.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "factormax/batch.hpp"
+#include "factormax/model.hpp"
+#include "settings.hpp"
+
+namespace factormax::python {
+
+// An array without gaps that somebody else owns.
+struct FlatArray {
+  void* data;
+  std::vector<std::size_t> shape;
+  nanobind::dlpack::dtype type;
+
+  bool is(nanobind::dlpack::dtype wanted_type, std::initializer_list<std::size_t> wanted) const {
+    return type == wanted_type &&
+           std::equal(shape.begin(), shape.end(), wanted.begin(), wanted.end());
+  }
+  template <class T>
+  T* at() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// The arrays of a call: those that a primitive of JAX is given, and those that it writes.
+struct FlatCall {
+  std::vector<FlatArray> given, wanted;
+};
+
+// A graph and how to solve it; all that does not depend on the scores is worked out once.
+class NativePlan {
+ public:
+  // Parameters are floats, or matrices of one row. masked: whether the third array is a mask.
+  NativePlan(std::shared_ptr<const Model> model, const Settings& settings,
+             const std::vector<nanobind::object>& params, bool masked);
+
+  // Both answer like functions of their name in factormax._fronts.jax.host. False: nothing was
+  // written, for Python knows what to do with arrays like these.
+  bool solve(const FlatCall& call, Control& control) const;
+  bool apply_jacobian(const FlatCall& call, Control& control) const;
+
+ private:
+  template <class T>
+  Problem<T> problem() const;
+  template <class T>
+  bool take_scores(const FlatArray* given, std::size_t count, Problem<T>& p,
+                   std::vector<std::uint8_t>& here) const;
+  template <class T>
+  bool solve(const FlatCall& call, Control& control) const;
+  template <class T>
+  bool apply_jacobian(const FlatCall& call, Control& control) const;
+
+  std::shared_ptr<const Model> model_;
+  Settings settings_;
+  bool masked_;
+  std::vector<double> coef_, rhs_;
+  std::vector<float> narrow_coef_, narrow_rhs_;
+};
+
+}  // namespace factormax::python
