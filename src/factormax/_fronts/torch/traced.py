@@ -74,16 +74,19 @@ def _inputs_of(
     eta_u: Tensor,
     eta_v: Tensor,
     mask: Tensor | None,
-    literals: Sequence[Tensor],
-    params: Sequence[Tensor],
-    numbers: Sequence[float],
-    sizes: Sequence[int],
+    literals: Sequence[Tensor] | None,
+    params: Sequence[Tensor] | None,
+    numbers: Sequence[float] | None,
+    sizes: Sequence[int] | None,
     text: str,
 ) -> tuple[Read, Inputs, Any]:
-    """What is asked, its numbers, and the engine of their device; None: they are on the host."""
-    asked = read_again(text, sizes, [as_numpy(t) for t in literals] if literals else ())
-    arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params]
-    own = asked.params(numbers, arrays, check)
+    """What is asked, its numbers, and the engine of their device; None: they are on the host.
+
+    A list that is empty may come as None: AOTInductor makes no difference between them.
+    """
+    asked = read_again(text, sizes or (), [as_numpy(t) for t in literals] if literals else ())
+    arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params or ()]
+    own = asked.params(numbers or (), arrays, check)
     device = str(eta_u.device)
     engine = _engines.engine_there(asked.model, asked.options, device)
     if engine is not None:
