@@ -240,3 +240,11 @@ def test_forward_mode():
     torch._dynamo.reset()
     with pytest.raises(Exception, match="a solve in forward mode can't be compiled"):
         torch.compile(function, backend="eager", fullgraph=True)(*given)
+
+
+def test_a_factor_that_a_process_does_not_know():
+    """As where a program was exported, and its own factors are not imported."""
+    op = torch.ops.factormax.solve
+    text = "Unheard +0,1\x1f\x1f\x1dauto\x1e1e-06\x1e10000\x1e100000\x1e1.0\x1ewarn\x1du\x1f1\x1d"
+    with pytest.raises(fm.GraphError, match=r"factor Unheard, which .* Import what defines it"):
+        op(torch.zeros(1, 3), torch.zeros(1, 0), None, None, [], [], [], [0, 3, 1, 3], text)

@@ -219,6 +219,6 @@ def _wiring(factor: BaseFactor) -> list[Any]:
     oracle: list[Any] = []
     if isinstance(factor, StructuredFactor):
         scores, slots = factor._num_scores, factor._slots
-        oracle = [int(factor._oracle), list(factor._oracle_shape), scores, slots, factor._link]
+        oracle = [int(factor._oracle), factor._link, scores, slots, list(factor._oracle_shape)]
     listed = [isinstance(p, ListedPart) for p in factor._scope]
     return [factor._registered, scope, listed, len(factor._params), oracle]

@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from factormax._core import OracleKind
 from factormax._fronts.jax.plan import FactorParams, Operands, Plan
+from factormax._fronts.rewired import rewired
 from factormax._model import model_of
 from factormax._options import Options
-from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
-from factormax.factors.scores import Scores
 from factormax.scope import ListedPart, Part
 
 __all__ = ["read", "written"]
@@ -81,26 +78,11 @@ def _param(given: Any) -> Any:
 def _factor(
     name: str, scope: list[Any], listed: list[bool], params: int, oracle: list[Any]
 ) -> BaseFactor:
-    cls = BaseFactor._registry.get(name)
-    if cls is None:
-        raise GraphError(
-            f"An exported function uses the factor {name}, which this process does not know. "
-            f"Import what defines it."
-        )
-    factor: Any = cls.__new__(cls)
-    parts: list[Any] = [
+    parts = [
         ListedPart(np.array(p, np.int64)) if is_list else Part(*map(_tupled, p))
         for p, is_list in zip(scope, listed, strict=True)
     ]
-    factor._scope = tuple(parts)
-    factor._count, factor._size = parts[0].factors, sum([p.size for p in parts])
-    factor._params = (math.nan,) * params  # so many; the plan has the numbers
-    if oracle:
-        kind, shape, scores, factor._slots, factor._link = oracle
-        factor._oracle, factor._oracle_shape = OracleKind(kind), tuple(shape)
-        count = (scores * factor._count,)
-        factor._score_parts = (Scores(factor, "scores", None, count, count),)
-    return factor  # type: ignore[no-any-return]
+    return rewired(name, parts, params, oracle)
 
 
 def _tupled(value: Any) -> Any:

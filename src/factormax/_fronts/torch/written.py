@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from factormax._core import Model, OracleKind
+from factormax._core import Model
+from factormax._fronts.rewired import rewired
 from factormax._model import Remembered, is_large, model_of
 from factormax._options import Options
 from factormax.factors.base import BaseFactor, RowFactor
-from factormax.factors.scores import Scores
 from factormax.factors.structured import StructuredFactor
 from factormax.record import Record, VariableTensor
 from factormax.scope import ListedPart, Part
@@ -156,9 +156,7 @@ def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
     made, kinds = [], []
     for entry in filter(None, factors):
         words, flags, extra = entry.split("\x1f")
-        factor = _read_factor(words.split(" "), extra, size, listed)
-        factor._params = (math.nan,) * len(flags)  # so many; `Read.params` has the numbers
-        made.append(factor)
+        made.append(_read_factor(words.split(" "), len(flags), extra, size, listed))
         kinds.append(flags)
     method, tol, max_iter, max_inner_iter, step_size, on_failure = options
     named = _read_shapes(tensors, size)
@@ -191,41 +189,25 @@ def _read_shapes(entries: list[str], size: Iterator[int]) -> Names:
 
 
 def _read_factor(
-    words: list[str], extra: str, size: Iterator[int], listed: Iterator[Any]
+    words: list[str], params: int, extra: str, size: Iterator[int], listed: Iterator[Any]
 ) -> BaseFactor:
-    cls = BaseFactor._registry[words[0]]
-    factor: Any = cls.__new__(cls)
+    def taken(count: int) -> tuple[int, ...]:
+        return tuple([next(size) for _ in range(count)])
+
     parts: list[Any] = []
     for word in words[1:]:
         if word == "L":
             parts.append(ListedPart(next(listed)))
             continue
         outer, inner = (int(n) for n in word[1:].split(","))
-
-        def taken(count: int) -> tuple[int, ...]:
-            return tuple([next(size) for _ in range(count)])
-
-        parts.append(
-            Part(
-                word[0] == "~",
-                next(size),
-                taken(outer),
-                taken(outer),
-                taken(inner),
-                taken(inner),
-            )
-        )
-    factor._scope = tuple(parts)
-    factor._count, factor._size = parts[0].factors, sum([p.size for p in parts])
-    factor._group_shape = (factor._count,)
+        offset = next(size)
+        shapes = [taken(count) for count in (outer, outer, inner, inner)]
+        parts.append(Part(word[0] == "~", offset, *shapes))
+    oracle: list[Any] = []
     if extra:
-        oracle, factor._link, dims = (int(n) for n in extra.split(","))
-        factor._oracle = OracleKind(oracle)
-        scores, factor._slots = next(size), next(size)
-        shape = (scores * factor._count,)
-        factor._score_parts = (Scores(factor, "scores", None, shape, shape),)
-        factor._oracle_shape = tuple([next(size) for _ in range(dims)])
-    return factor  # type: ignore[no-any-return]
+        kind, link, dims = (int(n) for n in extra.split(","))
+        oracle = [kind, link, *taken(2), taken(dims)]
+    return rewired(words[0], parts, params, oracle)
 
 
 def is_structured(text: str) -> bool:
