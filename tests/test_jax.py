@@ -70,6 +70,10 @@ FACTORS = {
 }
 
 
+def test_every_factor_is_there():
+    assert set(fm.factors.__all__) <= set(FACTORS)
+
+
 def values_of(name, x):
     """The marginals of the variables and of the factor's own scores, from the scores of both.
 
@@ -122,7 +126,9 @@ def test_every_factor_through_every_transformation(name):
         return jnp.sum(values(x) ** 2)
 
     np.testing.assert_allclose(jax.grad(norm)(given), 2 * reverse.T @ exact, atol=1e-9)
-    np.testing.assert_allclose(jax.jit(jax.hessian(norm))(given), 2 * forward @ forward, atol=1e-8)
+    twice = jax.jit(lambda x: (jax.hessian(norm)(x), jax.jacrev(jax.grad(norm))(x)))
+    for hessian in twice(given):  # forward over reverse, and reverse over reverse
+        np.testing.assert_allclose(hessian, 2 * forward @ forward, atol=1e-8)
 
     batch = given + 0.1 * random(SIZE, 3, seed=2).T[:, None]  # (3, 1, SIZE)
     one_by_one = np.stack([values(row) for row in np.asarray(batch[:, 0])])
@@ -131,7 +137,7 @@ def test_every_factor_through_every_transformation(name):
         mapped = jax.vmap(values if axis < 2 else jax.vmap(values), in_axes=axis % 2)(moved)
         np.testing.assert_allclose(mapped.reshape(3, -1), one_by_one, atol=1e-12)
     rows = jax.vmap(jax.grad(norm))(batch[:, 0])
-    np.testing.assert_allclose(rows[1], jax.grad(norm)(batch[1, 0]), atol=1e-9)
+    np.testing.assert_allclose(rows, [jax.grad(norm)(x) for x in batch[:, 0]], atol=1e-9)
 
 
 # ---- Masks, parameters, temperatures -------------------------------------------------------------
