@@ -19,11 +19,12 @@ from factormax import _engines
 from factormax._core import OracleKind
 from factormax._fronts.torch.arrays import Kind, compute_dtype
 from factormax._fronts.torch.eager import EagerLoss, Listing, apply_solve
+from factormax._fronts.torch.flat import first_tensor
+from factormax._fronts.torch.flat import flat_target as flat_on_device
 from factormax._fronts.torch.optimum import Optimum
 from factormax._fronts.torch.plan import EagerPlan, given_scores
 from factormax._fronts.torch.traced import solve_traced
-from factormax._fronts.torch.transformed import first_tensor, is_transformed, solve_transformed
-from factormax._fronts.torch.transformed import flat_target as flat_on_device
+from factormax._fronts.torch.transformed import is_transformed, solve_transformed
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_failures

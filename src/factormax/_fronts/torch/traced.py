@@ -20,7 +20,7 @@ from torch import Tensor
 
 from factormax import _engines
 from factormax._fronts.torch.arrays import as_numpy
-from factormax._fronts.torch.transformed import first_tensor, flat_numbers, set_answer
+from factormax._fronts.torch.flat import first_tensor, flat_numbers, set_answer
 from factormax._fronts.torch.written import (
     Read,
     is_structured,
