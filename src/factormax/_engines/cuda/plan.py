@@ -301,6 +301,11 @@ class Plan:
         """Where a coefficient of the rows of trees is, which is 1."""
         return int(self.row_ptr[self.model_rows])
 
+    @property
+    def minus_at(self) -> int:
+        """Where one is −1, behind those of all rows."""
+        return len(self.col)
+
     def flags(self, uneven: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """Of each row, see `RowFlag`."""
         found = np.full(self.hard, _OF_FACTOR, np.uint8)

@@ -97,12 +97,14 @@ class Numbers:
         self, plan: Plan, coef: Any, rhs: Any, hub_param: Any, dtype: npt.DTypeLike, params: bool
     ) -> None:
         coef, rhs = plan.with_matchings(coef, rhs)
-        self.coef = np.ascontiguousarray(coef, dtype)
+        minus = np.full((len(coef), 1 if plan.trees else 0), -1.0)  # see `Plan.minus_at`
+        self.coef = np.concatenate([coef, minus], axis=1, dtype=dtype)
         self.rhs = np.ascontiguousarray(rhs, dtype)
         self.hub_param = np.ascontiguousarray(hub_param, np.float64)
         size = np.abs(coef)
         unit = not plan.coef_params and bool((size == 1).all())
-        self.coefs = 2 if not unit else int((coef < 0).any())
+        # Cuts of trees may have coefficients of −1.
+        self.coefs = 2 if not unit else int((coef < 0).any() or bool(plan.trees))
         self.negative = (coef[0] < 0).astype(np.int64) if self.coefs == 1 else None
         self.uneven = np.ones(plan.hard, bool) if plan.coef_params else _differ(plan, size[0])
         self.kind = plan.kind.copy()
@@ -258,7 +260,8 @@ class Program:
         args.num_trees, args.most_words = len(trees.table), trees.most_words
         args.most_cuts, args.cut_words = trees.most_cuts, trees.cut_words
         args.first_cut, args.model_rows = plan.first_cut, plan.model_rows
-        args.unit_at, args.cuts_saved_stride = plan.unit_at, trees.saved
+        args.unit_at, args.minus_at = plan.unit_at, plan.minus_at
+        args.cuts_saved_stride = trees.saved
 
     def _set_hubs(self) -> None:
         hubs, memory, args = self.plan.hubs, self.choice.hubs, self.args

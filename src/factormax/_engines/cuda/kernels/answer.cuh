@@ -95,8 +95,9 @@ FM_DEVICE void Solver<V>::write() {
     int length = graph_.is_soft(r) ? 2 : a_.row_ptr[r + 1] - a_.row_ptr[r];
     if constexpr (V::kTrees) {
       if (r >= a_.first_cut && r < a_.first_cut + *graph_.cut_count()) {
-        const int size = graph_.cut_size()[r - a_.first_cut];
-        length = size * (size - 1);
+        const int c = r - a_.first_cut, size = graph_.cut_size()[c];
+        const bool outside = graph_.by_outside(c);
+        length = size * (outside ? graph_.tree_of_cut(c).words - size + 1 : size - 1);
       }
     }
     const T off = negligible ? most(missing[r], T(length) * bound) : missing[r];

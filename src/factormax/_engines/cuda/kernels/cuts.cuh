@@ -72,12 +72,18 @@ class Cuts {
     return count > before ? Added::kSome : Added::kNone;
   }
 
-  // 1 / the norm of a cut's row. there(j): whether the variable is.
-  template <class There>
-  FM_DEVICE T scale(int c, There there) const {
-    int entries = 0;
-    graph_.each_of_cut(c, [&](int j) { entries += there(j); });
-    return entries > 0 ? 1 / sqrt(T(entries)) : T(0);
+  // take(c, 1 / the norm of its row), for cuts from `first` on, a warp each. there(j): whether the
+  // variable is.
+  template <class There, class Take>
+  FM_DEVICE void scale_rows(int first, There there, Take take) const {
+    const int lane = team_.rank % kWorkers;
+#pragma unroll 1
+    for (int c = first + team_.rank / kWorkers; c < *graph_.cut_count(); c += V::kTeam / kWorkers) {
+      int entries = 0;
+      graph_.each_of_cut(c, [&](int j) { entries += there(j); }, lane, kWorkers);
+      entries = over_lanes<kWorkers>(entries, Add());
+      if (lane == 0) take(c, entries > 0 ? 1 / sqrt(T(entries)) : T(0));
+    }
   }
 
   FM_DEVICE void save() const { copy(graph_.cut_count(), saved()); }
@@ -132,15 +138,18 @@ class Cuts {
     return value;
   }
 
-  // The words of a cut, from its bits.
+  // The words of a cut, from its bits, and behind them the others.
   FM_DEVICE void list(int c) const {
-    const Tree tree(a_, graph_.cut_tree()[c]);
+    const Tree tree = graph_.tree_of_cut(c);
     u8* own = graph_.cut_list(c);
     int size = 0;
     for (int m = 0; m < tree.words; ++m) {
       if (graph_.in_cut(c, m)) own[size++] = u8(m);
     }
     graph_.cut_size()[c] = size;
+    for (int m = 0; m < tree.words; ++m) {
+      if (!graph_.in_cut(c, m)) own[size++] = u8(m);
+    }
   }
 
   // By a warp: words are taken in the order of what flows into them directly; one that has its flow
@@ -205,13 +214,15 @@ class Cuts {
 
   FM_DEVICE void add(const Tree& tree, int f) const {
     const int c = *graph_.cut_count();
-    const u8* member = scratch().member;
+    const Scratch s = scratch();
     u32* bits = graph_.cut_bits(c);
+    int inside = 0, outside = 0;
     for (int w = 0; w < a_.cut_words; ++w) bits[w] = 0;
     for (int m = 0; m < tree.words; ++m) {
-      if (member[m]) bits[m / 32] |= 1u << (m % 32);
+      if (s.member[m]) bits[m / 32] |= 1u << (m % 32);
+      (s.member[m] ? inside : outside) += s.state[m] != kAbsent;
     }
-    graph_.cut_tree()[c] = f;
+    graph_.cut_form()[c] = 2 * f + (inside - 1 > outside + 1);
     list(c);
     *graph_.cut_count() = c + 1;
   }
@@ -221,7 +232,7 @@ class Cuts {
     bool found = false;
 #pragma unroll 1
     for (int c = team_.rank; c < *graph_.cut_count(); c += kWorkers) {
-      bool same = graph_.cut_tree()[c] == f;
+      bool same = graph_.cut_form()[c] >> 1 == f;
       for (int m = 0; m < tree.words && same; ++m) same = graph_.in_cut(c, m) == (member[m] != 0);
       found |= same;
     }

@@ -136,7 +136,8 @@ struct Args {
   int cut_words;   // 32 bits each, of a set of words
   int first_cut;   // row
   int model_rows;  // those of the graph itself, which come first
-  int unit_at;     // where a coefficient is 1
+  int unit_at;     // where a coefficient is 1,
+  int minus_at;    // and where it is -1
   int at_cuts;
   int at_cut_lists;
   int at_cut_scratch;
@@ -267,12 +268,18 @@ struct Graph {
   FM_DEVICE T* hub_rest() const { return reinterpret_cast<T*>(hubs() + a.hub_rest); }
   FM_DEVICE T* hub_scores() const { return reinterpret_cast<T*>(hubs() + a.hub_score); }
   FM_DEVICE char* hub_scratch() const { return hubs() + a.hub_scratch; }
-  // The cuts at hand: their number, of which tree they are, how many words they have, and which.
+  // The cuts at hand: their number, of which tree and in which form they are, how many words they
+  // have, and which; behind those, in the same list, the other words.
   FM_DEVICE int* cut_count() const { return reinterpret_cast<int*>(base + a.at_cuts); }
-  FM_DEVICE int* cut_tree() const { return cut_count() + 1; }
+  FM_DEVICE int* cut_form() const { return cut_count() + 1; }  // 2 tree + whether by_outside
   FM_DEVICE u32* cut_bits(int c) const {
-    return reinterpret_cast<u32*>(cut_tree() + a.most_cuts) + c * a.cut_words;
+    return reinterpret_cast<u32*>(cut_form() + a.most_cuts) + c * a.cut_words;
   }
+  FM_DEVICE Tree tree_of_cut(int c) const { return Tree(a, cut_form()[c] >> 1); }
+  // As there is one head a word, "at least one head outside" is "fewer than all inside": the row
+  // is the one with fewer variables, which are -1 outside, and 1 inside.
+  FM_DEVICE bool by_outside(int c) const { return (cut_form()[c] & 1) != 0; }
+  FM_DEVICE T cut_coef(int c) const { return by_outside(c) ? T(-1) : T(1); }
   FM_DEVICE int* cut_size() const { return reinterpret_cast<int*>(base + a.at_cut_lists); }
   FM_DEVICE u8* cut_list(int c) const {
     return reinterpret_cast<u8*>(cut_size() + a.most_cuts) + c * a.most_words;
@@ -280,23 +287,26 @@ struct Graph {
   FM_DEVICE bool in_cut(int c, int word) const {
     return (cut_bits(c)[word / 32] >> (word % 32) & 1) != 0;
   }
-  // Whether a cut has a variable in its row.
+  // Whether a cut has a variable in its row. A word that is its own head has the root's.
   FM_DEVICE bool cuts(int c, int j) const {
-    const int arc = a.arc_of[j], word = arc >> 8 & 255, head = arc & 255;
-    return arc >= 0 && word != head && cut_tree()[c] == arc >> 16 && in_cut(c, word) &&
-           in_cut(c, head);
+    const int arc = a.arc_of[j], word = arc >> 8 & 255, head = arc & 255, form = cut_form()[c];
+    if (arc < 0 || form >> 1 != arc >> 16 || !in_cut(c, word)) return false;
+    return (word != head && in_cut(c, head)) == ((form & 1) == 0);
   }
-  // visit(j): the variables in the row of a cut.
+  // visit(j): the variables in the row of a cut, those of some of its words.
   template <class Visit>
   FM_DEVICE void each_of_cut(int c, Visit visit, int start = 0, int stride = 1) const {
-    const Tree own(a, cut_tree()[c]);
+    const Tree own = tree_of_cut(c);
     const u8* list = cut_list(c);
-    const int size = cut_size()[c];
+    const bool outside = by_outside(c);
+    const int size = cut_size()[c], first = outside ? size : 0, end = outside ? own.words : size;
 #pragma unroll 1
     for (int i = start; i < size; i += stride) {
+      const int word = list[i];
 #pragma unroll 1
-      for (int k = 0; k < size; ++k) {
-        if (k != i) visit(own.arc(list[i], list[k]));
+      for (int k = first; k < end + outside; ++k) {
+        const int head = k < end ? list[k] : word;
+        if (outside || head != word) visit(own.arc(word, head));
       }
     }
   }
@@ -318,10 +328,12 @@ struct Graph {
     for (int j = team.rank; j < a.n; j += V::kTeam) visit(j);
   }
 
-  // visit(j, c): the variables of a row and their coefficients.
+  // visit(j, c): the variables of a row and their coefficients, or those that are due to one of
+  // several who share them.
   template <class Visit>
-  FM_DEVICE void each_entry(int r, Visit visit) const {
+  FM_DEVICE void each_entry(int r, Visit visit, int start = 0, int stride = 1) const {
     if (is_soft(r)) {
+      if (start > 0) return;
       pair_row(r - a.hard, Add(), [&](u32 code, T c) {
         visit(index_of(code), c);
         return T(0);
@@ -330,14 +342,16 @@ struct Graph {
     }
     if constexpr (V::kTrees) {
       if (r >= a.first_cut) {
-        if (r < a.first_cut + *cut_count()) {
-          each_of_cut(r - a.first_cut, [&](int j) { visit(j, T(1)); });
+        const int c = r - a.first_cut;
+        if (c < *cut_count()) {
+          const T coef = cut_coef(c);
+          each_of_cut(c, [&](int j) { visit(j, coef); }, start, stride);
         }
         return;
       }
     }
 #pragma unroll 1
-    for (int k = a.row_ptr[r]; k < a.row_ptr[r + 1]; ++k) {
+    for (int k = a.row_ptr[r] + start; k < a.row_ptr[r + 1]; k += stride) {
       visit(a.row_entry[k] >> 1, row_coef(u32(a.row_entry[k]), k));
     }
   }
@@ -381,7 +395,7 @@ struct Graph {
 #pragma unroll 1
             for (int c = 0; a.arc_of[j] >= 0 && c < *cut_count(); ++c) {
               if (!cuts(c, j)) continue;
-              total = combine(total, term(u32(a.first_cut + c) * u32(sizeof(T)), a.unit_at));
+              total = combine(total, term(signed_code(a.first_cut + c, c), cut_place(c)));
             }
             take(j, total);
           });
@@ -458,6 +472,12 @@ struct Graph {
   }
 
  private:
+  // A coefficient of a cut, as those of lists are told: by a bit, or by where it is.
+  FM_DEVICE u32 signed_code(int index, int c) const {
+    return u32(index) * u32(sizeof(T)) + u32(V::kCoefs == 1 && by_outside(c));
+  }
+  FM_DEVICE int cut_place(int c) const { return by_outside(c) ? a.minus_at : a.unit_at; }
+
   // The hard rows that are in lists.
   FM_DEVICE int listed() const { return V::kTrees ? a.first_cut : a.hard; }
 
@@ -471,7 +491,7 @@ struct Graph {
       Value total = zero;
       if (c < *cut_count()) {
         each_of_cut(
-            c, [&](int j) { total = combine(total, term(u32(j) * u32(sizeof(T)), a.unit_at)); },
+            c, [&](int j) { total = combine(total, term(signed_code(j, c), cut_place(c))); },
             lane, kLanes);
         total = over_lanes<kLanes>(total, combine);
       }

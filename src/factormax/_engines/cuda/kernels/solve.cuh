@@ -104,7 +104,9 @@ FM_DEVICE void Solver<V>::minimise() {
       const bool curved = stepped && bend > kEps * sqrt(seen.squares * seen.bends);
       if (phase == Phase::start) {
         best = seen.residual;
-        promising = a_.warm != nullptr && stages_ == 0 ? seen.residual : promise_;
+        bool near = a_.warm != nullptr && stages_ == 0;
+        if constexpr (V::kTrees) near |= *graph_.cut_count() > 0;
+        promising = near ? seen.residual : promise_;
         last_gain = passes_;
         forget();
       }
@@ -239,13 +241,13 @@ FM_DEVICE bool Solver<V>::add_cuts(T residual) {
   const Added added = cuts.add_violated(4 * residual + least_gap);
   if (added == Added::kNoRoom) status_ = kStalled;
   if (added != Added::kSome) return false;
-#pragma unroll 1
-  for (int c = before + team_.rank; c < *graph_.cut_count(); c += V::kTeam) {
-    const T scale = cuts.scale(c, [&](int j) { return graph_.present(j); });
-    const int r = a_.first_cut + c;
-    set_row(r, scale, T(graph_.cut_size()[c] - 1), false);
-    x_[r] = g_[r] = mark_[r] = 0;
-  }
+  cuts.scale_rows(
+      before, [&](int j) { return graph_.present(j); },
+      [&](int c, T scale) {
+        const int r = a_.first_cut + c;
+        set_row(r, scale, graph_.by_outside(c) ? T(-1) : T(graph_.cut_size()[c] - 1), false);
+        x_[r] = g_[r] = mark_[r] = 0;
+      });
   team_.sync();
   graph_.for_rows([&](int r) { next_x_[r] = x_[r]; });
   team_.sync();

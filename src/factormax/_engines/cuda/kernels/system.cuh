@@ -230,19 +230,26 @@ class System {
     const T* mu = graph.mu();
     const int hard = graph.a.hard, first = graph.a.first_cut;
     const auto is_cut = [=](int r) { return r >= first && r < hard; };
+    // The other of a pair may be soft, and come later. A warp has a pair, for rows can be long.
+    constexpr int kLanes = V::kTeam < 32 ? V::kTeam : 32;
+    const int warp = graph.team.rank / kLanes, lane = graph.team.rank % kLanes;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {  // the other of a pair may be soft, and come later
+    for (int i = 0; i < count; ++i) {
       if (active[i] < first) continue;
 #pragma unroll 1
-      for (int p = graph.team.rank; p < i; p += V::kTeam) {
+      for (int p = warp; p < i; p += V::kTeam / kLanes) {
         const bool own = is_cut(active[i]);
         if (!own && !is_cut(active[p])) continue;
         const int cut = (own ? active[i] : active[p]) - first, r = own ? active[p] : active[i];
         T sum = 0;
-        graph.each_entry(r, [&](int j, T c) {
-          if (inside_box(mu[j]) && graph.cuts(cut, j)) sum += c;
-        });
-        row(m, i)[p] += sum * scale_[r] * scale_[first + cut];
+        graph.each_entry(
+            r,
+            [&](int j, T c) {
+              if (inside_box(mu[j]) && graph.cuts(cut, j)) sum += c;
+            },
+            lane, kLanes);
+        sum = over_lanes<kLanes>(sum, Add());
+        if (lane == 0) row(m, i)[p] += sum * graph.cut_coef(cut) * scale_[r] * scale_[first + cut];
       }
     }
     graph.team.sync();

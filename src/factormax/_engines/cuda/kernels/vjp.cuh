@@ -131,13 +131,13 @@ class Vjp {
         if (!V::kTrees || r < a_.first_cut) scale_[r] = a_.scale[r];
       });
       if constexpr (V::kTrees) {
-        const Cuts<V> cuts(graph_);
 #pragma unroll 1
-        for (int c = team_.rank; c < a_.most_cuts; c += V::kTeam) {
-          const bool here = c < *graph_.cut_count();
-          const auto there = [&](int j) { return var_side_[j] != kNoSide; };
-          scale_[a_.first_cut + c] = here ? cuts.scale(c, there) : T(0);
+        for (int c = *graph_.cut_count() + team_.rank; c < a_.most_cuts; c += V::kTeam) {
+          scale_[a_.first_cut + c] = 0;
         }
+        Cuts<V>(graph_).scale_rows(
+            0, [&](int j) { return var_side_[j] != kNoSide; },
+            [&](int c, T scale) { scale_[a_.first_cut + c] = scale; });
       }
     } else {
       graph_.by_hard_row(
