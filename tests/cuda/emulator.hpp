@@ -461,6 +461,12 @@ V atomicAdd(V* at, V value) {
   *at += value;
   return before;
 }
+template <class V>
+V atomicMin(V* at, V value) {
+  const V before = *at;
+  if (value < before) *at = value;
+  return before;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 template <class V>

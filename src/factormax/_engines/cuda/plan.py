@@ -110,7 +110,7 @@ class Lists:
 
 
 class Layout:
-    """Where the arrays of a team lie in shared memory, in bytes.
+    """Where the arrays of a team lie in shared memory, in bytes, and what else depends on that.
 
     Args:
         start: what comes before them.
@@ -473,7 +473,9 @@ class _Sizes:
         shared = max(n, active * (active + 1) // 2) * self.size
         zero = n if self.plan.zeros else 0
         own: list[tuple[Any, int]] = [(("v", "matrix"), shared), ("zero", zero)]
-        return Layout(_scratch(team), [*self._common(team, active, arrays), *own])
+        found = Layout(_scratch(team), [*self._common(team, active, arrays), *own])
+        found.offsets["most_arcs"] = shared // (2 * self.size + 2)  # there too, while cuts are sought
+        return found
 
     def backward(self, team: int, active: int, rows: bool) -> Layout:
         """Of a gradient."""

@@ -94,5 +94,5 @@ class Trees:
         return [
             ("cuts", 4 * self.saved),
             ("cut_lists", self.most_cuts * (4 + words)),
-            ("cut_scratch", 22 * words + 4),
+            ("cut_scratch", 26 * words + 8),
         ]

@@ -59,12 +59,7 @@ class Cuts {
     team_.sync();
 #pragma unroll 1
     for (int f = 0; f < a_.num_trees; ++f) {
-      const Tree tree(a_, f);
-      T* flow = graph_.v();
-#pragma unroll 1
-      for (int k = team_.rank; k < tree.words * tree.words; k += V::kTeam) flow[tree.var[k]] = 0;
-      team_.sync();
-      if (team_.rank < kWorkers) find(tree, f, tolerance);
+      if (team_.rank < kWorkers) Search(*this, f, tolerance).find();
       team_.sync();
     }
     const int count = *graph_.cut_count();
@@ -102,24 +97,18 @@ class Cuts {
   enum State : u8 { kAbsent, kOpen, kSkipped, kDone };
 
   struct Scratch {
-    T *inflow, *used;  // of each word, from the sources
-    int* room;
-    u8 *state, *seen, *queue, *next, *along, *member;
+    T *inflow, *used;     // (words,) from the sources
+    int *reached, *room;  // (words,) by which arc, and in which direction: 2 arc + direction
+    u16 *first, *level;   // (words + 1,) of the arcs to a word; (words,) of a search
+    u8 *state, *member;
   };
   FM_DEVICE Scratch scratch() const {
     const int words = a_.most_words;
     T* real = reinterpret_cast<T*>(graph_.base + a_.at_cut_scratch);
-    int* room = reinterpret_cast<int*>(real + 2 * words);
-    u8* byte = reinterpret_cast<u8*>(room + 1);
-    return {real,
-            real + words,
-            room,
-            byte,
-            byte + words,
-            byte + 2 * words,
-            byte + 3 * words,
-            byte + 4 * words,
-            byte + 5 * words};
+    int* whole = reinterpret_cast<int*>(real + 2 * words);
+    u16* half = reinterpret_cast<u16*>(whole + words + 1);
+    u8* byte = reinterpret_cast<u8*>(half + 2 * words + 1);
+    return {real, real + words, whole, whole + words, half, half + words + 1, byte, byte + words};
   }
 
   FM_DEVICE int* saved() const { return a_.cuts_saved + graph_.instance * a_.cuts_saved_stride; }
@@ -128,14 +117,6 @@ class Cuts {
 #pragma unroll 1
     for (int k = team_.rank; k < a_.cuts_saved_stride; k += V::kTeam) to[k] = from[k];
     team_.sync();
-  }
-
-  FM_DEVICE static void wait() {
-    if constexpr (kWorkers > 1) __syncwarp();
-  }
-  FM_DEVICE static bool any(bool value) {
-    if constexpr (kWorkers > 1) return __any_sync(kAll, value) != 0;
-    return value;
   }
 
   // The words of a cut, from its bits, and behind them the others.
@@ -152,64 +133,291 @@ class Cuts {
     }
   }
 
-  // By a warp: words are taken in the order of what flows into them directly; one that has its flow
-  // is as good a source as the root from then on. See the core's `TreeCuts`.
-  FM_DEVICE void find(const Tree& tree, int f, T tolerance) const {
-    const Scratch s = scratch();
-    const T least_flow = T(1e-3) * tolerance;
-    const int n = tree.words, rank = team_.rank;
-    const T* mu = graph_.mu();
+  // By a warp: every word gets a flow of 1 from the root, with mu as capacities, unless a set lacks
+  // some. Words are taken in the order of what flows into them directly; one that has its flow is as
+  // good a source as the root from then on. See the core's `TreeCuts`.
+  class Search {
+   public:
+    FM_DEVICE Search(const Cuts& cuts, int f, T tolerance)
+        : cuts_(cuts),
+          graph_(cuts.graph_),
+          tree_(cuts.a_, f),
+          s_(cuts.scratch()),
+          rank_(cuts.team_.rank),
+          words_(tree_.words),
+          f_(f),
+          wanted_(1 - tolerance),
+          least_(T(1e-3) * tolerance),
+          capacity_(graph_.v()),
+          flow_(capacity_ + cuts.a_.most_arcs),
+          arc_(reinterpret_cast<u16*>(flow_ + cuts.a_.most_arcs)) {}
+
+    FM_DEVICE void find() {
+      if (!load()) return stop();
 #pragma unroll 1
-    for (int m = rank; m < n; m += kWorkers) {
-      bool here = false;
-      for (int h = 0; h < n; ++h) here |= graph_.present(tree.arc(m, h));
-      s.state[m] = here ? kOpen : kAbsent;
-      s.inflow[m] = here ? mu[tree.arc(m, m)] : T(0);
-    }
-    wait();
-#pragma unroll 1
-    for (;;) {
-      Several<T, 2> best = {{T(-1), T(n)}};
-#pragma unroll 1
-      for (int m = rank; m < n; m += kWorkers) {
-        if (s.state[m] == kOpen && s.inflow[m] > best.at[0]) best = {{s.inflow[m], T(m)}};
-      }
-      best = over_lanes<kWorkers>(best, Larger());
-      const int word = int(best.at[1]);
-      if (word == n) return;
-      if (best.at[0] >= 1 - tolerance || flow_to(tree, word, 1 - tolerance, least_flow) ||
-          known(tree, f)) {
-        wait();
-#pragma unroll 1
-        for (int m = rank; m < n; m += kWorkers) {
-          if (m == word) {
-            s.state[m] = kDone;
-          } else if (s.state[m] != kAbsent) {
-            s.inflow[m] += mu[tree.arc(m, word)];
-          }
+      for (;;) {
+        finish_words();
+        Several<T, 2> best = {{T(-1), T(words_)}};
+        for_words([&](int m) {
+          if (s_.state[m] == kOpen && s_.inflow[m] > best.at[0]) best = {{s_.inflow[m], T(m)}};
+        });
+        best = over_lanes<kWorkers>(best, Larger());
+        const int word = int(best.at[1]);
+        if (word == words_) return;
+        if (flow_to(word) || known()) {
+          wait();
+          if (rank_ == 0) s_.state[word] = kDone;
+          wait();
+          continue;
         }
+        const bool full = *graph_.cut_count() == graph_.a.most_cuts;
         wait();
-        continue;
+        for_words([&](int m) {
+          if (s_.member[m]) s_.state[m] = kSkipped;
+        });
+        if (full) return stop();
+        if (rank_ == 0) cuts_.add(tree_, f_);
+        wait();
       }
-      const bool full = *graph_.cut_count() == a_.most_cuts;
-      wait();
+    }
+
+   private:
+    static constexpr int kNotReached = 0x7fffffff;
+    static constexpr u16 kOutside = 0xffff;  // the level of what no search may enter
+
+    FM_DEVICE static void wait() {
+      if constexpr (kWorkers > 1) __syncwarp();
+    }
+    FM_DEVICE static bool any(bool value) {
+      if constexpr (kWorkers > 1) return __any_sync(kAll, value) != 0;
+      return value;
+    }
+    template <class Visit>
+    FM_DEVICE void for_words(Visit visit) const {
 #pragma unroll 1
-      for (int m = rank; m < n; m += kWorkers) {
-        if (s.member[m]) s.state[m] = kSkipped;
-      }
-      if (full) {
-        if (rank == 0) *s.room = 0;
-        wait();
-        return;
-      }
-      if (rank == 0) add(tree, f);
+      for (int m = rank_; m < words_; m += kWorkers) visit(m);
+    }
+    // visit(arc, word, head)
+    template <class Visit>
+    FM_DEVICE void for_arcs(Visit visit) const {
+#pragma unroll 1
+      for (int e = rank_; e < arcs_; e += kWorkers) visit(e, arc_[e] >> 8, arc_[e] & 255);
+    }
+    FM_DEVICE bool is_outside(int m) const {
+      return s_.state[m] == kDone || s_.state[m] == kAbsent;
+    }
+
+    FM_DEVICE void stop() const {
+      if (rank_ == 0) *s_.room = 0;
       wait();
     }
-  }
-  struct Larger {
-    FM_DEVICE Several<T, 2> operator()(Several<T, 2> p, Several<T, 2> q) const {
-      return q.at[0] > p.at[0] || (q.at[0] == p.at[0] && q.at[1] < p.at[1]) ? q : p;
+
+    // Lists the arcs with a flow, word by word; false if there are too many.
+    FM_DEVICE bool load() {
+      const T* mu = graph_.mu();
+      for_words([&](int m) {
+        bool here = false;
+        for (int h = 0; h < words_ && !here; ++h) here = graph_.present(tree_.arc(m, h));
+        s_.state[m] = here ? kOpen : kAbsent;
+      });
+      arcs_ = 0;
+#pragma unroll 1
+      for (int m = 0; m < words_; ++m) {
+        if (rank_ == 0) s_.first[m] = u16(arcs_);
+#pragma unroll 1
+        for (int begin = 0; begin < words_; begin += kWorkers) {
+          const int h = begin + rank_;
+          const T value = h < words_ ? mu[tree_.arc(m, h)] : T(0);
+          const bool flows = value > least_ && h != m;
+          int place = arcs_;
+          if constexpr (kWorkers > 1) {
+            const u32 votes = __ballot_sync(kAll, flows);
+            place += __popc(votes & ((1u << rank_) - 1));
+            arcs_ += __popc(votes);
+          } else {
+            arcs_ += flows;
+          }
+          if (arcs_ > graph_.a.most_arcs) return false;
+          if (!flows) continue;
+          capacity_[place] = value;
+          arc_[place] = u16(256 * m + h);
+        }
+      }
+      if (rank_ == 0) s_.first[words_] = u16(arcs_);
+      wait();
+      return true;
     }
+
+    // Words with all that is wanted from finished ones, and the root, are finished too.
+    FM_DEVICE void finish_words() const {
+      const T* mu = graph_.mu();
+      bool more = true;
+#pragma unroll 1
+      while (more) {
+        for_words([&](int m) {
+          T sum = s_.state[m] == kAbsent ? T(0) : mu[tree_.arc(m, m)];
+#pragma unroll 1
+          for (int e = s_.first[m]; e < s_.first[m + 1]; ++e) {
+            if (s_.state[arc_[e] & 255] == kDone) sum += capacity_[e];
+          }
+          s_.inflow[m] = sum;
+        });
+        wait();
+        more = false;
+        for_words([&](int m) {
+          if (s_.state[m] != kOpen || s_.inflow[m] < wanted_) return;
+          s_.state[m] = kDone;
+          more = true;
+        });
+        more = any(more);
+        wait();
+      }
+    }
+
+    // Whether all that is wanted flows from the sources to the word; else `member` is the largest
+    // set that lets no more in. First what the word's heads have themselves, then along shortest
+    // paths, searched from the word.
+    FM_DEVICE bool flow_to(int word) const {
+      for_words([&](int m) { s_.used[m] = m == word ? s_.inflow[m] : T(0); });
+      wait();
+      T total = 0;
+      for_arcs([&](int e, int m, int h) {
+        const bool direct = m == word && !is_outside(h);
+        flow_[e] = direct ? least(capacity_[e], s_.inflow[h]) : T(0);
+        if (direct) s_.used[h] = flow_[e];
+        total += flow_[e];
+      });
+      wait();
+      total = over_lanes<kWorkers>(total, Add()) + s_.inflow[word];
+#pragma unroll 1
+      while (total < wanted_) {
+        begin_search([&](int m) { return m == word; });
+        u16 level = 1;
+        int from = -1;
+#pragma unroll 1
+        while (from < 0) {
+          if (!grow<true>(level++)) {
+            keep_unreached();
+            return false;
+          }
+          from = most_supply(level);
+        }
+        // Others of that level may have ways of their own.
+        T step = 1;
+#pragma unroll 1
+        while (from >= 0 && step > least_ && total < wanted_) {
+          step = augment(from, word);
+          total += step;
+          from = most_supply(level);
+        }
+      }
+      return true;
+    }
+
+    template <class Begins>
+    FM_DEVICE void begin_search(Begins begins) const {
+      for_words([&](int m) {
+        s_.reached[m] = kNotReached;
+        s_.level[m] = is_outside(m) ? kOutside : u16(begins(m));
+      });
+      wait();
+    }
+
+    // Goes on from the words of a level to those that can send them more (BACK), or that they can
+    // send more to. Returns whether there are any. Of several arcs to a word the first counts.
+    template <bool BACK>
+    FM_DEVICE bool grow(u16 level) const {
+      for_arcs([&](int e, int m, int h) {
+        const int from = BACK ? m : h, to = BACK ? h : m;
+        const u16 here = s_.level[from], there = s_.level[to];
+        if (here == level && there == 0 && capacity_[e] - flow_[e] > least_) reach(to, 2 * e + 1);
+        if (there == level && here == 0 && flow_[e] > least_) reach(from, 2 * e);
+      });
+      wait();
+      bool grown = false;
+      for_words([&](int m) {
+        if (s_.level[m] != 0 || s_.reached[m] == kNotReached) return;
+        s_.level[m] = u16(level + 1);
+        grown = true;
+      });
+      grown = any(grown);
+      wait();
+      return grown;
+    }
+    FM_DEVICE void reach(int m, int by) const { atomicMin(s_.reached + m, by); }
+
+    // The word of a level with the most supply left, or -1.
+    FM_DEVICE int most_supply(u16 level) const {
+      Several<T, 2> best = {{least_, T(-1)}};
+      for_words([&](int m) {
+        const T left = s_.inflow[m] - s_.used[m];
+        if (s_.level[m] == level && left > best.at[0]) best = {{left, T(m)}};
+      });
+      return int(over_lanes<kWorkers>(best, Larger()).at[1]);
+    }
+    struct Larger {
+      FM_DEVICE Several<T, 2> operator()(Several<T, 2> p, Several<T, 2> q) const {
+        return q.at[0] > p.at[0] || (q.at[0] == p.at[0] && q.at[1] < p.at[1]) ? q : p;
+      }
+    };
+
+    // Sends what is possible along the path that a search has found.
+    FM_DEVICE T augment(int from, int word) const {
+      T step = s_.inflow[from] - s_.used[from];
+      for_path(from, word, [&](int e, bool along) {
+        step = least(step, along ? capacity_[e] - flow_[e] : flow_[e]);
+      });
+      step = most(step, T(0));
+      wait();
+      if (rank_ == 0) {
+        for_path(from, word, [&](int e, bool along) { flow_[e] += along ? step : -step; });
+        s_.used[from] += step;
+      }
+      wait();
+      return step;
+    }
+    // visit(arc, along it or against it)
+    template <class Visit>
+    FM_DEVICE void for_path(int from, int word, Visit visit) const {
+#pragma unroll 1
+      for (int at = from; at != word;) {
+        const int by = s_.reached[at], arc = arc_[by >> 1];
+        const bool along = (by & 1) != 0;
+        visit(by >> 1, along);
+        at = along ? arc >> 8 : arc & 255;
+      }
+    }
+
+    // `member`: the words that nothing more can be sent to from the sources.
+    FM_DEVICE void keep_unreached() const {
+      begin_search([&](int m) { return s_.inflow[m] - s_.used[m] > least_; });
+#pragma unroll 1
+      for (u16 level = 1; grow<false>(level); ++level) {
+      }
+      for_words([&](int m) { s_.member[m] = s_.level[m] == 0; });
+      wait();
+    }
+
+    FM_DEVICE bool known() const {
+      bool found = false;
+#pragma unroll 1
+      for (int c = rank_; c < *graph_.cut_count(); c += kWorkers) {
+        bool same = graph_.cut_form()[c] >> 1 == f_;
+        for (int m = 0; m < words_ && same; ++m) same = graph_.in_cut(c, m) == (s_.member[m] != 0);
+        found |= same;
+      }
+      return any(found);
+    }
+
+    const Cuts& cuts_;
+    const Graph<V>& graph_;
+    const Tree tree_;
+    const Scratch s_;
+    const int rank_, words_, f_;
+    const T wanted_, least_;    // enough, and less is nothing
+    T *const capacity_, *const flow_;  // (arcs,)
+    u16* const arc_;                   // 256 word + head
+    int arcs_ = 0;
   };
 
   FM_DEVICE void add(const Tree& tree, int f) const {
@@ -225,148 +433,6 @@ class Cuts {
     graph_.cut_form()[c] = 2 * f + (inside - 1 > outside + 1);
     list(c);
     *graph_.cut_count() = c + 1;
-  }
-
-  FM_DEVICE bool known(const Tree& tree, int f) const {
-    const u8* member = scratch().member;
-    bool found = false;
-#pragma unroll 1
-    for (int c = team_.rank; c < *graph_.cut_count(); c += kWorkers) {
-      bool same = graph_.cut_form()[c] >> 1 == f;
-      for (int m = 0; m < tree.words && same; ++m) same = graph_.in_cut(c, m) == (member[m] != 0);
-      found |= same;
-    }
-    return any(found);
-  }
-
-  // Whether `wanted` flows from the sources to the word; else `member` is the largest set that lets
-  // no more in. Augments along shortest paths, searched from the word.
-  FM_DEVICE bool flow_to(const Tree& tree, int word, T wanted, T least_flow) const {
-    const Scratch s = scratch();
-    const int n = tree.words, rank = team_.rank;
-    T* flow = graph_.v();
-    const T* mu = graph_.mu();
-    wait();
-#pragma unroll 1
-    for (int k = rank; k < n * n; k += kWorkers) flow[tree.var[k]] = 0;
-#pragma unroll 1
-    for (int m = rank; m < n; m += kWorkers) s.used[m] = m == word ? s.inflow[m] : T(0);
-    wait();
-    T total = s.inflow[word];
-#pragma unroll 1
-    while (total < wanted) {
-      const int from = search(tree, word, least_flow);
-      if (from < 0) {
-        keep_unreached(tree, least_flow);
-        return false;
-      }
-      T step = s.inflow[from] - s.used[from];
-#pragma unroll 1
-      for (int at = from; at != word; at = s.next[at]) {
-        const int to = s.next[at];  // at is the head of `to`, or `to` that of at, which takes back
-        step = least(step, s.along[at] ? mu[tree.arc(to, at)] - flow[tree.arc(to, at)]
-                                       : flow[tree.arc(at, to)]);
-      }
-      wait();
-      if (rank == 0) {
-        for (int at = from; at != word; at = s.next[at]) {
-          const int to = s.next[at];
-          if (s.along[at]) {
-            flow[tree.arc(to, at)] += step;
-          } else {
-            flow[tree.arc(at, to)] -= step;
-          }
-        }
-        s.used[from] += step;
-      }
-      total += step;
-      wait();
-    }
-    return true;
-  }
-
-  // Puts words that are reached into the queue, in their order.
-  FM_DEVICE int push(bool flag, int m, int end) const {
-    u8* queue = scratch().queue;
-    if constexpr (kWorkers == 1) {
-      if (flag) queue[end++] = u8(m);
-      return end;
-    } else {
-      const u32 votes = __ballot_sync(kAll, flag);
-      if (flag) queue[end + __popc(votes & ((1u << team_.rank) - 1))] = u8(m);
-      return end + __popc(votes);
-    }
-  }
-
-  // The nearest word with supply left, or -1; next and along tell the way back.
-  FM_DEVICE int search(const Tree& tree, int word, T least_flow) const {
-    const Scratch s = scratch();
-    const int n = tree.words, rank = team_.rank;
-    const T *mu = graph_.mu(), *flow = graph_.v();
-#pragma unroll 1
-    for (int m = rank; m < n; m += kWorkers) s.seen[m] = m == word;
-    if (rank == 0) s.queue[0] = u8(word);
-    wait();
-    int begin = 0, end = 1;
-#pragma unroll 1
-    while (begin < end) {
-      const int at = s.queue[begin++];
-      if (s.inflow[at] - s.used[at] > least_flow) return at;
-#pragma unroll 1
-      for (int first = 0; first < n; first += kWorkers) {
-        const int m = first + rank;
-        bool reached = false;
-        if (m < n && !s.seen[m] && s.state[m] != kDone && s.state[m] != kAbsent) {
-          const bool along = mu[tree.arc(at, m)] - flow[tree.arc(at, m)] > least_flow;
-          reached = along || flow[tree.arc(m, at)] > least_flow;
-          if (reached) {
-            s.seen[m] = 1;
-            s.next[m] = u8(at);
-            s.along[m] = along;
-          }
-        }
-        end = push(reached, m, end);
-        wait();
-      }
-    }
-    return -1;
-  }
-
-  // `member`: the words that nothing more can be sent to from the sources.
-  FM_DEVICE void keep_unreached(const Tree& tree, T least_flow) const {
-    const Scratch s = scratch();
-    const int n = tree.words, rank = team_.rank;
-    const T *mu = graph_.mu(), *flow = graph_.v();
-    int begin = 0, end = 0;
-    wait();
-#pragma unroll 1
-    for (int first = 0; first < n; first += kWorkers) {
-      const int m = first + rank;
-      bool reached = false;
-      if (m < n) {
-        const bool outside = s.state[m] == kDone || s.state[m] == kAbsent;
-        reached = !outside && s.inflow[m] - s.used[m] > least_flow;
-        s.member[m] = !outside && !reached;
-      }
-      end = push(reached, m, end);
-    }
-    wait();
-#pragma unroll 1
-    while (begin < end) {
-      const int at = s.queue[begin++];
-#pragma unroll 1
-      for (int first = 0; first < n; first += kWorkers) {
-        const int m = first + rank;
-        bool reached = false;
-        if (m < n && s.member[m]) {
-          reached = mu[tree.arc(m, at)] - flow[tree.arc(m, at)] > least_flow ||
-                    flow[tree.arc(at, m)] > least_flow;
-          if (reached) s.member[m] = 0;
-        }
-        end = push(reached, m, end);
-        wait();
-      }
-    }
   }
 
   const Graph<V>& graph_;

@@ -133,6 +133,7 @@ struct Args {
   int num_trees;
   int most_words;
   int most_cuts;
+  int most_arcs;   // that a search for cuts has room for
   int cut_words;   // 32 bits each, of a set of words
   int first_cut;   // row
   int model_rows;  // those of the graph itself, which come first
