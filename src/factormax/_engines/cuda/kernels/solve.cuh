@@ -148,12 +148,21 @@ FM_DEVICE void Solver<V>::minimise() {
           phase = Phase::start;
           continue;
         }
-        if (status_ == kConverged && add_cuts(residual)) {
+      }
+    }
+    if constexpr (V::kTrees) {  // those that are missing by far need no exact solution to be seen
+      const bool now = there ? status_ == kConverged : mu_is_of_x && residual <= cut_below;
+      if (stages_ == 0 && now) {
+        cut_below = kSooner * residual;
+        if (add_cuts(residual)) {
+          cut_below = kCutBelow;
           status_ = kMaxIter;
           phase = Phase::start;
           continue;
         }
       }
+    }
+    if (there && stages_ == 0) {
       // Next to multipliers that have run off nothing is resolved.
       if (!a_.all_isolated && largest > kFar * most(T(1), largest_score_)) status_ = kStalled;
       break;
@@ -164,16 +173,6 @@ FM_DEVICE void Solver<V>::minimise() {
       enlarge();
       phase = Phase::start;
       continue;
-    }
-    if constexpr (V::kTrees) {  // those that are missing by far need no exact solution to be seen
-      if (stages_ == 0 && mu_is_of_x && residual <= cut_below) {
-        cut_below = kSooner * residual;
-        if (add_cuts(residual)) {
-          cut_below = kCutBelow;
-          phase = Phase::start;
-          continue;
-        }
-      }
     }
     if (passes_ >= a_.max_iter) break;
     if (passes_ >= next_check || ray) {
