@@ -647,3 +647,25 @@ def test_every_device_has_its_own_machine() -> None:
 @pytest.mark.gpu
 def test_the_device_is_there() -> None:
     assert driver.unavailable(0) == ""
+
+
+@pytest.mark.gpu
+def test_a_solve_on_another_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one device")
+    given = numbers(dtype=torch.float32)
+    found = []
+    for device in ("cpu", "cuda:0", "cuda:1"):
+        scores, pair = on(device, *given)
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u, axis=1))
+        f = fg.add(fm.Pair(u[0], u[1], pair))
+        with torch.cuda.device(0):
+            assert fg.solve(tol=1e-6).engine == device.split(":")[0]
+            assert str(u.value.device) == str(f.value.device) == device
+            (u.value.pow(2).sum() + f.value.sum()).backward()
+        found.append([x.cpu() for x in (u.value.detach(), scores.grad, pair.grad)])
+    for other in found[1:]:
+        for ours, theirs in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)

@@ -153,6 +153,15 @@ class TestLoad:
         for part in (*compiler.headers(), *compiler.OPTIONS, "--gpu-architecture=sm_90"):
             assert part in code
 
+    def test_every_device_loads_code_of_its_own(self, fake):
+        """Of the same kind, they share what is compiled; a function runs where it was loaded."""
+        both = [driver.load(VARIANT, ["forward"], number)["forward"] for number in (0, 1)]
+        assert fake.compiled == 1
+        assert [function._handle.value for function in both] == [2100, 2101]
+        for number in (0, 1, 0):
+            both[number].launch(1, 32, 0, 0, Args())
+            assert fake.context == 100 + number
+
     def test_threads_compile_once(self, fake):
         together = threading.Barrier(8)
 
