@@ -15,18 +15,25 @@ from factormax._raw import RawSolution
 __all__ = ["use"]
 
 
+#: One in so many models has kernels of its own, which take seconds to compile.
+_OWN_KERNELS = 12
+
+
 class _Cuda(CpuEngine):
     """The CUDA engine where it can, the CPU's elsewhere."""
 
     def __init__(self) -> None:
-        self._cuda = CudaEngine()
+        self._own, self._general = CudaEngine(), CudaEngine(general=True)
 
     def solve(self, inputs: Inputs, options: Options, warm: Any) -> RawSolution:
         there = inputs.replace(device="cuda:0")
-        if self._cuda.supports(there, options)[0]:
-            # Where failures are ignored nobody waits, and the CPU does not finish what is left.
-            return self._cuda.solve(there, replace(options, on_failure="warn"), warm)
-        return super().solve(inputs, options, warm)
+        if not self._own.supports(there, options)[0]:
+            return super().solve(inputs, options, warm)
+        model = inputs.model
+        size = 5 * model.num_variables + 3 * model.num_rows + model.num_pairs + len(model.col)
+        engine = self._general if size % _OWN_KERNELS else self._own
+        # Where failures are ignored nobody waits, and the CPU does not finish what is left.
+        return engine.solve(there, replace(options, on_failure="warn"), warm)
 
 
 def use(name: str) -> None:

@@ -213,6 +213,17 @@ def test_what_float_cannot_resolve_is_solved_in_double() -> None:
     np.testing.assert_allclose(run.found.mu, wanted.mu, rtol=0, atol=1e-5)
 
 
+def test_kernels_that_fit_many_models() -> None:
+    launcher = Launcher(EmulatedMachine(), general=True)
+    sources = set()
+    for model in (matching, matching_factor, logic, weights):
+        inputs = inputs_of(model(np.random.default_rng(0), np.float64), np.float64)
+        run = launcher.solve(inputs, Options(tol=1e-9))
+        sources.add(run.stages[0].program.choice.source)
+        check(inputs, run, np.float64)
+    assert len(sources) == 1
+
+
 def test_the_solution_is_a_good_start() -> None:
     fg = pairs(np.random.default_rng(0), np.float64)
     inputs = inputs_of(fg, np.float64)

@@ -55,6 +55,7 @@ class CudaEngine:
     Args:
         machine: gives the machine of a device.
         unavailable: why there is none, or "".
+        general: whether to take kernels that fit many models, see `Launcher`.
     """
 
     name = "cuda"
@@ -63,9 +64,11 @@ class CudaEngine:
         self,
         machine: Callable[[str], Machine] | None = None,
         unavailable: Callable[[int], str] | None = None,
+        general: bool = False,
     ) -> None:
         self._machine = machine or _torch_machine
         self._unavailable = unavailable or _unavailable
+        self._general = general
         self._launchers: dict[str, Launcher] = {}
 
     def supports(self, inputs: Inputs, options: Options) -> tuple[bool, str]:
@@ -84,7 +87,8 @@ class CudaEngine:
         if found is None:
             from factormax._engines.cuda.launcher import Launcher
 
-            found = self._launchers.setdefault(device, Launcher(self._machine(device)))
+            made = Launcher(self._machine(device), self._general)
+            found = self._launchers.setdefault(device, made)
         return found
 
     def solve_there(

@@ -131,17 +131,24 @@ class _Stages:
             launcher, model, params, dtype, batch = self._key
             precision = self._precisions[number]
             coef, rhs, own = _rows(model, params)
-            numbers = Numbers(plan_of(model), coef, rhs, own, precision, bool(params))
+            given = (coef, rhs, own, precision, bool(params), launcher.general)
+            numbers = Numbers(plan_of(model), *given)
             program = launcher.program(model, numbers, dtype, precision, batch)
             found = self._made.setdefault(number, _Stage(program, numbers))
         return found
 
 
 class Launcher:
-    """Solves batches on one machine; keeps the programs and the numbers of models."""
+    """Solves batches on one machine; keeps the programs and the numbers of models.
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    Args:
+        machine: where to solve.
+        general: whether to take kernels that fit many models. They are slower, but those who solve
+            many models once spend less time compiling.
+    """
+
+    def __init__(self, machine: Machine, general: bool = False) -> None:
+        self.machine, self.general = machine, general
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._stages: OrderedDict[Any, _Stages] = OrderedDict()
 
@@ -214,8 +221,10 @@ class Launcher:
         program = self._programs.get(key)
         if program is None:
             plan, shared = plan_of(model), self.machine.shared_bytes
-            uneven = bool(numbers.uneven.any())
-            choice = plan.choose(dtype, precision, batch, numbers.coefs, uneven, shared)
+            uneven = self.general or bool(numbers.uneven.any())
+            choice = plan.choose(
+                *(dtype, precision, batch, numbers.coefs, uneven, shared), general=self.general
+            )
             program = Program(plan, choice, numbers, self.machine)
         return _keep(self._programs, key, program)  # type: ignore[no-any-return]
 

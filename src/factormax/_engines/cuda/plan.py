@@ -356,6 +356,7 @@ class Plan:
         coefs: int,
         uneven: bool,
         shared_bytes: int,
+        general: bool = False,
         **given: int,
     ) -> Choice:
         """A variant for batches of about this size.
@@ -367,6 +368,7 @@ class Plan:
             coefs: 0: all are 1; 1: 1 or −1; 2: any.
             uneven: whether coefficients of a row differ in size.
             shared_bytes: that a block can have.
+            general: whether it is to be the variant of as many models as possible.
             given: `team`, `row_lanes`, `var_lanes`, `teams_per_block` to be taken as they are.
         """
         sizes = _Sizes(self, precision.itemsize, uneven)
@@ -385,27 +387,32 @@ class Plan:
             team *= 2
         forward = sizes.forward(team, active, rows)
         # A multiprocessor holds 32 blocks: small teams share one.
-        teams = 4 if team == 32 and forward.bytes < shared_bytes // 32 else 1
+        teams = 4 if team == 32 and forward.bytes < shared_bytes // 32 and not general else 1
         lengths = np.diff(self.row_ptr)
-        row_width = min(4, _power_of_two(self.longest))
-        var_width = min(4, _power_of_two(int(self.degrees.max(initial=1))))
+        row_width = var_width = 4
+        if general:
+            given = {"row_lanes": 2, "var_lanes": 2} | given
+        else:
+            row_width = min(4, _power_of_two(self.longest))
+            var_width = min(4, _power_of_two(int(self.degrees.max(initial=1))))
         row_lanes = given.get("row_lanes") or _lanes(lengths, row_width, team)
         var_lanes = given.get("var_lanes") or _lanes(self.degrees, var_width, team)
+        packs = (lambda *_: 0) if general else _even_packs
         constants = {
             "kTeam": team,
             "kTeamsPerBlock": given.get("teams_per_block") or teams,
             "kRowLanes": row_lanes,
             "kRowWidth": row_width,
-            "kRowPacks": _even_packs(lengths, (team, row_lanes, row_width)),
+            "kRowPacks": packs(lengths, (team, row_lanes, row_width)),
             "kVarLanes": var_lanes,
             "kVarWidth": var_width,
-            "kVarPacks": _even_packs(np.append(self.degrees, 0), (team, var_lanes, var_width)),
-            "kIsolatedLanes": self._isolated_lanes(team),
+            "kVarPacks": packs(np.append(self.degrees, 0), (team, var_lanes, var_width)),
+            "kIsolatedLanes": 1 if general else self._isolated_lanes(team),
             "kCoefs": coefs,
             "kRowArrays": sizes.row_arrays(active),
             "kBackwardRowArrays": sizes.backward_row_arrays(active),
             "kPairs": self.pairs > 0,
-            "kSimple": self.simple,
+            "kSimple": self.simple and not general,
             "kUneven": uneven,
             "kRowsShared": rows,
             "kConjugate": active < self.rows,
@@ -474,7 +481,8 @@ class _Sizes:
         zero = n if self.plan.zeros else 0
         own: list[tuple[Any, int]] = [(("v", "matrix"), shared), ("zero", zero)]
         found = Layout(_scratch(team), [*self._common(team, active, arrays), *own])
-        found.offsets["most_arcs"] = shared // (2 * self.size + 2)  # there too, while cuts are sought
+        # While cuts are sought, the arcs of a tree lie there, with what flows along them.
+        found.offsets["most_arcs"] = shared // (2 * self.size + 2)
         return found
 
     def backward(self, team: int, active: int, rows: bool) -> Layout:

@@ -91,10 +91,18 @@ class Numbers:
         hub_param: `(1 | B, structured factors)`, their parameters.
         dtype: of the computation.
         params: whether the rows depend on parameters.
+        general: whether coefficients are given as numbers, even if they are all 1 or −1.
     """
 
     def __init__(
-        self, plan: Plan, coef: Any, rhs: Any, hub_param: Any, dtype: npt.DTypeLike, params: bool
+        self,
+        plan: Plan,
+        coef: Any,
+        rhs: Any,
+        hub_param: Any,
+        dtype: npt.DTypeLike,
+        params: bool,
+        general: bool = False,
     ) -> None:
         coef, rhs = plan.with_matchings(coef, rhs)
         minus = np.full((len(coef), 1 if plan.trees else 0), -1.0)  # see `Plan.minus_at`
@@ -102,7 +110,7 @@ class Numbers:
         self.rhs = np.ascontiguousarray(rhs, dtype)
         self.hub_param = np.ascontiguousarray(hub_param, np.float64)
         size = np.abs(coef)
-        unit = not plan.coef_params and bool((size == 1).all())
+        unit = not general and not plan.coef_params and bool((size == 1).all())
         # Cuts of trees may have coefficients of −1.
         self.coefs = 2 if not unit else int((coef < 0).any() or bool(plan.trees))
         self.negative = (coef[0] < 0).astype(np.int64) if self.coefs == 1 else None
