@@ -134,8 +134,8 @@ class Cuts {
   }
 
   // By a warp: every word gets a flow of 1 from the root, with mu as capacities, unless a set lacks
-  // some. Words are taken in the order of what flows into them directly; one that has its flow is as
-  // good a source as the root from then on. See the core's `TreeCuts`.
+  // some. Words are taken in the order of what flows into them directly; one that has its flow is
+  // as good a source as the root from then on. See the core's `TreeCuts`.
   class Search {
    public:
     FM_DEVICE Search(const Cuts& cuts, int f, T tolerance)
@@ -414,7 +414,7 @@ class Cuts {
     const Tree tree_;
     const Scratch s_;
     const int rank_, words_, f_;
-    const T wanted_, least_;    // enough, and less is nothing
+    const T wanted_, least_;           // enough, and less is nothing
     T *const capacity_, *const flow_;  // (arcs,)
     u16* const arc_;                   // 256 word + head
     int arcs_ = 0;

@@ -396,7 +396,8 @@ struct Graph {
 #pragma unroll 1
             for (int c = 0; a.arc_of[j] >= 0 && c < *cut_count(); ++c) {
               if (!cuts(c, j)) continue;
-              total = combine(total, term(signed_code(a.first_cut + c, c), cut_place(c)));
+              const u32 code = u32(a.first_cut + c) * u32(sizeof(T)) + cut_sign(c);
+              total = combine(total, term(code, cut_place(c)));
             }
             take(j, total);
           });
@@ -474,9 +475,7 @@ struct Graph {
 
  private:
   // A coefficient of a cut, as those of lists are told: by a bit, or by where it is.
-  FM_DEVICE u32 signed_code(int index, int c) const {
-    return u32(index) * u32(sizeof(T)) + u32(V::kCoefs == 1 && by_outside(c));
-  }
+  FM_DEVICE u32 cut_sign(int c) const { return u32(V::kCoefs == 1 && by_outside(c)); }
   FM_DEVICE int cut_place(int c) const { return by_outside(c) ? a.minus_at : a.unit_at; }
 
   // The hard rows that are in lists.
@@ -491,8 +490,10 @@ struct Graph {
     for (int c = team.rank / kLanes; c < a.most_cuts; c += kWarps) {
       Value total = zero;
       if (c < *cut_count()) {
+        const u32 sign = cut_sign(c);
+        const int place = cut_place(c);
         each_of_cut(
-            c, [&](int j) { total = combine(total, term(signed_code(j, c), cut_place(c))); },
+            c, [&](int j) { total = combine(total, term(u32(j) * u32(sizeof(T)) + sign, place)); },
             lane, kLanes);
         total = over_lanes<kLanes>(total, combine);
       }
