@@ -51,7 +51,7 @@ FM_DEVICE void Solver<V>::minimise() {
   T value = 0, slope = 0, alpha = 1, good = 0;
   T residual = 0, best = 0, promising = 0, resolution = 0, largest = 0;
   int tries = 0, last_gain = 0, next_check = kFirstCheck, stage_end = kStagePasses;
-  bool ray = false;
+  bool ray = false, newton = false;  // whether the search is along a finish that failed
   T cut_below = kCutBelow;
   status_ = kMaxIter;
 #pragma unroll 1
@@ -64,6 +64,21 @@ FM_DEVICE void Solver<V>::minimise() {
       if (hubs_.failed()) return give_up();
     }
     bool accepted = true, mu_is_of_x = true;
+    if (phase == Phase::finish) {
+      const bool done =
+          seen.residual <= most(T(a_.tol), resolution) || seen.residual <= kJump * residual;
+      accepted = done || (seen.residual <= kNearer * residual && seen.value < value);
+      if constexpr (V::kTrees) {  // it may still be the right direction
+        if (!accepted) slope = toward_next();
+        if (!accepted && slope < 0) {
+          accepted = newton = true;
+          alpha = 1;
+          good = 0;
+          tries = 0;
+          phase = Phase::search;
+        }
+      }
+    }
     if (phase == Phase::search) {
       const T end = seen.slope;
       const T noise = 64 * kEps * (1 + magnitude(value));
@@ -93,10 +108,6 @@ FM_DEVICE void Solver<V>::minimise() {
         }
         move(alpha);
       }
-    } else if (phase == Phase::finish) {
-      const bool done =
-          seen.residual <= most(T(a_.tol), resolution) || seen.residual <= kJump * residual;
-      accepted = done || (seen.residual <= kNearer * residual && seen.value < value);
     }
     if (accepted) {
       const bool stepped = phase == Phase::search || phase == Phase::back;
@@ -119,13 +130,14 @@ FM_DEVICE void Solver<V>::minimise() {
       resolution = 4 * kEps * (1 + largest);
     } else {
       mu_is_of_x = false;
-      if (phase == Phase::search && empty_) {
+      if (phase == Phase::search && empty_ && !newton) {
         finish_at(residual, resolution);
         break;
       }
-      if (phase == Phase::search) forget();
+      if (phase == Phase::search && !newton) forget();
     }
-    const bool finish_failed = !accepted && phase == Phase::finish;
+    const bool finish_failed = !accepted && (phase == Phase::finish || newton);
+    newton = false;
 
     // Is this the end, or that of a stage?
     if (residual < T(0.5) * best) {

@@ -151,6 +151,7 @@ class Solver {
   FM_DEVICE Rows bend(int age) const { return graph_.row_array(kHistory + kMemory + slot(age)); }
   FM_DEVICE int slot(int age) const;
   FM_DEVICE T move(T by) const;
+  FM_DEVICE T toward_next() const;
   FM_DEVICE bool frozen(int r) const;
   FM_DEVICE T direction() const;
   FM_DEVICE static constexpr int pair_of(int i, int j) { return i * (i + 1) / 2 + j; }

@@ -53,6 +53,17 @@ FM_DEVICE typename V::T Solver<V>::move(T by) const {
   return team_.sum(slope);
 }
 
+// d = next_x - x; returns g . d
+template <class V>
+FM_DEVICE typename V::T Solver<V>::toward_next() const {
+  T slope = 0;
+  graph_.for_rows([&](int r) {
+    d_[r] = next_x_[r] - x_[r];
+    slope += g_[r] * d_[r];
+  });
+  return team_.sum(slope);
+}
+
 template <class V>
 FM_DEVICE bool Solver<V>::frozen(int r) const {
   return (x_[r] <= lo_[r] && g_[r] > 0) || (x_[r] >= hi_[r] && g_[r] < 0);
