@@ -11,6 +11,7 @@ from machine import EmulatedMachine
 
 import factormax as fm
 from factormax._engines.cpu import CpuEngine
+from factormax._engines.cuda import launcher
 from factormax._engines.cuda.engine import CudaEngine
 from factormax._engines.cuda.launcher import Launcher, plan_of
 from factormax._engines.cuda.plan import Layout, Plan, _Sizes
@@ -195,11 +196,28 @@ def test_too_many_arcs_are_left_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert raw.engine == "cuda (3 of 3 instances were finished on the CPU)"
 
 
+def test_what_is_left_begins_as_it_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of those that the CPU finishes is close to its solution, the others are not."""
+    monkeypatch.setattr(launcher, "_TREE_PASSES", 10)
+    engine = CudaEngine(lambda device: EmulatedMachine(), lambda number: "")
+    inputs = inputs_of(budgets(np.random.default_rng(0), np.float64, batch=6), np.float64)
+    raw = engine.solve(inputs, Options(tol=1e-9), None)
+    assert raw.engine == "cuda (4 of 6 instances were finished on the CPU)"
+    grad = np.random.default_rng(1).standard_normal(raw.mu.shape)
+    all_grads = engine.vjp(inputs, raw, grad, None, None)[0]
+    for i in range(6):
+        own = inputs.instances(np.array([i]))
+        alone = engine.solve(own, Options(tol=1e-9), None)
+        np.testing.assert_array_equal(alone.mu[0], raw.mu[i])
+        found = engine.vjp(own, alone, grad[i : i + 1], None, None)[0]
+        np.testing.assert_array_equal(found[0], all_grads[i])
+
+
 def test_multipliers_of_the_graph_are_a_start() -> None:
     inputs = inputs_of(budgets(np.random.default_rng(0), np.float64), np.float64)
-    launcher = Launcher(EmulatedMachine())
-    first = launcher.solve(inputs, Options(tol=1e-9)).found
-    again = launcher.solve(inputs, Options(tol=1e-9), first.tau[:, :6].copy()).found
+    there = Launcher(EmulatedMachine())
+    first = there.solve(inputs, Options(tol=1e-9)).found
+    again = there.solve(inputs, Options(tol=1e-9), first.tau[:, :6].copy()).found
     np.testing.assert_allclose(again.mu, first.mu, rtol=0, atol=1e-8)
 
 

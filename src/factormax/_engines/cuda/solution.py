@@ -47,7 +47,7 @@ class DeviceSolution:
         self._plan = plan_of(inputs.model)
         self.num_rows = self._plan.model_rows
         self._options = options
-        self._left: tuple[IndexArray, Inputs, RawSolution] | None = None  # to the CPU
+        self._left: list[tuple[IndexArray, Inputs, RawSolution]] = []  # to the CPU
         self.all_converged = True  # as far as anybody has looked
 
     # ---- at the end of a solve -------------------------------------------------------------------
@@ -72,7 +72,7 @@ class DeviceSolution:
             left |= infeasible  # the proof may be about rows of a matching
         self._take_proofs(np.flatnonzero(infeasible & ~left))
         if left.any():
-            self._finish(np.flatnonzero(left), inputs)
+            self._finish_all(np.flatnonzero(left), inputs)
         self.all_converged = bool((self.status == Status.CONVERGED.code).all())
 
     def _take_proofs(self, instances: IndexArray) -> None:
@@ -80,14 +80,21 @@ class DeviceSolution:
             proof = np.asarray(self.machine.download(self.run.found.tau[int(i)]), np.float64)
             self.proofs[int(i)] = Proof(proof)
 
-    def _finish(self, index: IndexArray, inputs: Callable[[IndexArray], Inputs]) -> None:
-        """Solves on the CPU, from the multipliers that the kernels reached."""
-        own = inputs(index)
-        start = self.tau[index]
-        close = self.primal_residual[index] <= _CLOSE
-        warm = np.where(close[:, None] & np.isfinite(start), start, 0).astype(start.dtype)
-        raw = CpuEngine().solve(own, self._options, warm if close.any() else None)
-        self._left = index, own, raw
+    def _finish_all(self, index: IndexArray, inputs: Callable[[IndexArray], Inputs]) -> None:
+        """Solves on the CPU: what is close, from the multipliers that the kernels reached.
+
+        The others apart, from the beginning, so that every instance begins as it would alone.
+        """
+        own, start = inputs(index), self.tau[index]
+        close = (self.primal_residual[index] <= _CLOSE) & np.isfinite(start).all(axis=1)
+        for part, warm in ((np.flatnonzero(close), start[close]), (np.flatnonzero(~close), None)):
+            if len(part):
+                self._finish(index[part], own.instances(part), warm)
+        self.engine = f"cuda ({len(index)} of {len(self.mu)} instances were finished on the CPU)"
+
+    def _finish(self, index: IndexArray, own: Inputs, warm: FloatArray | None) -> None:
+        raw = CpuEngine().solve(own, self._options, warm)
+        self._left.append((index, own, raw))
         for name in ("mu", "mu_v", "objective"):
             self.machine.put(getattr(self, name), index, getattr(raw, name))
         for name, values in (
@@ -98,7 +105,6 @@ class DeviceSolution:
         ):
             getattr(self, name)[index] = values
         self.proofs |= {int(index[i]): proof for i, proof in raw.proofs.items()}
-        self.engine = f"cuda ({len(index)} of {len(self.mu)} instances were finished on the CPU)"
 
     @property
     def objective(self) -> Any:
@@ -151,8 +157,7 @@ class DeviceSolution:
         """The gradients of the scores, and how well their systems were solved; see `Engine.vjp`."""
         given = [None if g is None else self.machine.plain(g) for g in (grad_mu, grad_mu_v)]
         grad_u, grad_v, residual = self.run.vjp(*given)
-        if self._left is not None:
-            index, inputs, raw = self._left
+        for index, inputs, raw in self._left:
             own = [None if g is None else self.machine.download(g[index]) for g in given]
             found_u, found_v, own_residual, _ = CpuEngine().vjp(inputs, raw, own[0], own[1], None)
             self.machine.put(grad_u, index, found_u)
@@ -163,7 +168,7 @@ class DeviceSolution:
     @property
     def finished_there(self) -> bool:
         """Whether the CPU has solved no instance."""
-        return self._left is None
+        return not self._left
 
     def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
         """The same for these instances, `(N,)` on the device, if the CPU has solved none."""
@@ -174,7 +179,7 @@ class DeviceSolution:
 
     def there(self, name: str) -> Any:
         """One of those on the host, by its name, as it is on the device."""
-        if self._left is not None:
+        if self._left:
             return self.machine.upload(np.ascontiguousarray(getattr(self, name)))
         if name == "oracle_calls" and not self._plan.hubs:
             return self.run.found.status * 0
@@ -184,8 +189,7 @@ class DeviceSolution:
     def sides_there(self) -> Any:
         """Those of variables and rows, of a graph without structures."""
         found = self.run.found
-        if self._left is not None:
-            index, _, raw = self._left
+        for index, _, raw in self._left:
             self.machine.put(found.var_side, index, raw.var_side)
             self.machine.put(found.row_side, index, raw.row_side)
         return found.var_side, found.row_side
