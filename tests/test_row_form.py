@@ -120,11 +120,15 @@ def test_lone_trees(single_root, dtype):
 
 
 @pytest.mark.usefixtures("always")
-def test_lone_trees_without_a_tree():
-    """Two words that only have one another."""
+@pytest.mark.parametrize("absent", [False, True])
+def test_lone_trees_without_a_tree(absent):
+    """Two words that only have one another, or one that only has a word that is absent."""
     mask = np.ones((1, 5, 5), dtype=bool)
     mask[0, :2] = False
     mask[0, [0, 1], [1, 0]] = True
+    if absent:
+        mask[0, 0] = mask[0, :, 0] = False
+        mask[0, 1, 0] = True
     fg, u, _ = tree_graph(np.zeros((1, 5, 5)), mask=mask)
     solution = fg.solve(on_failure="ignore")
     assert solution.status[0] == fm.Status.INFEASIBLE

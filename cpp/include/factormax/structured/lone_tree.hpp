@@ -7,7 +7,11 @@
 #include <limits>
 
 #include "factormax/structured/oracle.hpp"
+#include "factormax/structured/set_system.hpp"
 #include "factormax/structured/tree_cuts.hpp"
+#include "factormax/structured/tree_guesses.hpp"
+#include "factormax/structured/word_heads.hpp"
+#include "factormax/structured/word_sets.hpp"
 
 namespace factormax {
 
@@ -17,30 +21,18 @@ class LoneTree {
   void allocate(int words, Workspace& ws) {
     n_ = words;
     most_ = std::min(2 * words + 9, kMostSets);
-    const std::int64_t arcs = std::int64_t(words) * words, entries = std::int64_t(most_) * words;
-    scores_ = ws.take<double>(arcs);
-    raised_ = ws.take<double>(words);
-    tau_ = ws.take<double>(words);
-    head_ = ws.take<std::int32_t>(arcs);
-    value_ = ws.take<double>(arcs);
-    count_ = ws.take<std::int32_t>(words);
-    state_ = ws.take<std::uint8_t>(words);
-    member_ = ws.take<std::uint8_t>(entries);
-    outside_ = ws.take<double>(entries);
-    word_ = ws.take<std::int32_t>(entries);
-    size_ = ws.take<std::int32_t>(most_);
-    set_ptr_ = ws.take<std::int32_t>(words + 1);
-    set_ = ws.take<std::int32_t>(entries);
-    for (Span<double>* a : {&lambda_, &g_, &step_, &before_, &g_before_, &pivot_, &work_,
-                            &solution_, &rest_, &moved_}) {
-      *a = ws.take<double>(most_);
-    }
-    for (Span<std::int32_t>* a : {&active_, &place_, &touching_}) *a = ws.take<std::int32_t>(most_);
-    pinned_ = ws.take<std::uint8_t>(most_);
-    matrix_ = ws.take<double>(std::int64_t(most_) * most_);
-    factor_ = ws.take<double>(std::int64_t(most_) * most_);
-    column_ = ws.take<double>(std::int64_t(most_) * words);
+    words_.allocate(words, ws);
+    sets_.allocate(words, most_, ws);
+    system_.allocate(most_, ws);
+    guesses_.allocate(words, ws);
     cuts_.allocate(words, ws);
+    cuts_.skip_light = true;
+    for (Span<double>* a : {&lambda_, &g_, &step_, &before_, &g_before_, &moved_}) {
+      *a = ws.take<double>(WordSets::length(most_));
+    }
+    for (Span<std::int32_t>* a : {&active_, &place_}) *a = ws.take<std::int32_t>(most_);
+    is_raised_ = ws.take<std::uint8_t>(words);
+    member_ = ws.take<std::uint8_t>(words);
   }
 
   static constexpr int kMostSets = 256;  // the matrix of more takes too long
@@ -70,54 +62,50 @@ class LoneTree {
   template <class T>
   End solve(const T* eta, const std::uint8_t* mask, bool single_root, bool even_if_sparse,
             int max_passes, Control& control, bool may_poll) {
-    num_sets_ = passes = 0;
+    passes = 1;
     max_passes_ = std::min(max_passes, kMostPasses);
     control_ = &control;
     may_poll_ = may_poll;
     single_root_ = single_root;
     residual = 0;
-    if (!load(eta, mask)) return End::failed;
-    project_words();
+    words_.load(eta, mask);
+    if (!(words_.largest <= kLargest)) return End::failed;
+    if (!words_.project_all()) return End::failed;
     if (!even_if_sparse && is_sparse()) return End::sparse;
-    if (single_root) {
-      for (int m = 0; m < n_; ++m) cuts_.member[m] = state_[m] != kAbsent;
-      add_set();
-    }
-    for (bool first = num_sets_ == 0;; first = false) {
-      if (!first && !minimise()) return End::failed;
-      const int before = num_sets_;
-      bool room = true;
-      cuts_.find(
-          [&](int m, const auto& visit) {
-            for (int k = 0; k < count_[m]; ++k) visit(head(m)[k], value(m)[k]);
-          },
-          [&](int m) { return state_[m] != kAbsent; }, 4 * residual + kViolated,
-          [&] { return is_known(); }, [&] { return room = add_set(); });
-      if (!room) return End::failed;
-      if (num_sets_ == before) return End::solved;
+    sets_.clear();
+    fill(is_raised_, std::uint8_t(0));
+    if (single_root) add_set(words_.present.data);
+    guess();
+    for (;;) {
+      if (sets_.count > 0 && !minimise()) return End::failed;
+      const int before = sets_.count;
+      if (!cut()) return End::failed;
+      if (sets_.count == before) return End::solved;
+      guess();
     }
   }
 
   // The solution: marginals and their sides, where 0 and 1 are exact, docs/math.md (40).
   template <class T>
   void write(T* mu, std::int8_t* side) const {
-    const double error = 2 * (num_sets_ + 1) * residual;
+    const double error = 2 * (sets_.count + 1) * residual;
     const std::int64_t arcs = std::int64_t(n_) * n_;
     std::fill_n(mu, arcs, T(0));
     std::fill_n(side, arcs, static_cast<std::int8_t>(Side::lower));
-    for (std::int64_t j = 0; any_absent_ && j < arcs; ++j) {
-      if (scores_[j] == -kInf) side[j] = static_cast<std::int8_t>(Side::absent);
-    }
     for (int m = 0; m < n_; ++m) {
       const std::int64_t row = std::int64_t(m) * n_;
-      for (int k = 0; k < count_[m]; ++k) {
-        const std::int64_t j = row + head(m)[k];
-        const double z = value(m)[k], eta = scores_[j];
+      const double* scores = words_.scores(m);
+      for (int h = 0; words_.any_absent && h < n_; ++h) {
+        if (scores[h] == -kInf) side[row + h] = static_cast<std::int8_t>(Side::absent);
+      }
+      for (int k = 0; k < words_.count[m]; ++k) {
+        const int h = words_.head(m)[k];
+        const double z = words_.value(m)[k], eta = scores[h];
         const double margin = error + 8 * kEps * (std::fabs(eta) + std::fabs(eta - z));
         if (z <= margin) continue;
         const bool upper = z >= 1 - margin;
-        mu[j] = upper ? T(1) : T(z);
-        side[j] = static_cast<std::int8_t>(upper ? Side::upper : Side::interior);
+        mu[row + h] = upper ? T(1) : T(z);
+        side[row + h] = static_cast<std::int8_t>(upper ? Side::upper : Side::interior);
       }
     }
   }
@@ -125,10 +113,10 @@ class LoneTree {
   // visit(members): each set whose row holds tightly, but not the single root's.
   template <class Visit>
   void tight_sets(const Visit& visit) const {
-    for (int s = single_root_ ? 1 : 0; s < num_sets_; ++s) {
-      const double error = std::max(residual, double(size_[s]) * residual * (num_sets_ + 1));
+    for (int s = single_root_ ? 1 : 0; s < sets_.count; ++s) {
+      const double error = std::max(residual, double(sets_.size(s)) * residual * (sets_.count + 1));
       const double margin = 2 * error + 8 * kEps * (1 + lambda_[s]);
-      if (lambda_[s] > margin || g_[s] <= margin) visit(members(s));
+      if (lambda_[s] > margin || g_[s] <= margin) visit(sets_.members(s));
     }
   }
 
@@ -136,30 +124,25 @@ class LoneTree {
 
   // side: (n, n). Then `adopt` for each set.
   void begin_derivative(const std::int8_t* side, bool single_root) {
-    num_sets_ = 0;
+    sets_.clear();
     single_root_ = single_root;
     for (int m = 0; m < n_; ++m) {
       const std::int8_t* row = side + std::int64_t(m) * n_;
-      std::int32_t* heads = head(m);
+      std::int32_t* heads = words_.head(m);
       int count = 0;
       for (int h = 0; h < n_; ++h) {
         heads[count] = h;
         count += row[h] == static_cast<std::int8_t>(Side::interior);
       }
-      count_[m] = count;
-      cuts_.member[m] = std::any_of(
+      words_.count[m] = count;
+      member_[m] = std::any_of(
           row, row + n_, [](std::int8_t s) { return s != static_cast<std::int8_t>(Side::absent); });
     }
-    if (single_root) add_set();
+    if (single_root) add_set(member_.data);
   }
 
   // Returns false if there is no room for it.
-  bool adopt(const std::uint8_t* members) {
-    if (num_sets_ == most_) return false;
-    std::copy(members, members + n_, cuts_.member.data);
-    add_set();
-    return true;
-  }
+  bool adopt(const std::uint8_t* members) { return add_set(members); }
 
   // grad = J d, docs/math.md (61c). Returns the residual relative to d.
   template <class T>
@@ -168,32 +151,34 @@ class LoneTree {
     const double largest = max_abs(Span<const T>{d, n_ * n_});
     for (int m = 0; m < n_; ++m) {
       double sum = 0;
-      for (int k = 0; k < count_[m]; ++k) {
-        sum += value(m)[k] = double(d[std::int64_t(m) * n_ + head(m)[k]]);
+      double* value = words_.value(m);
+      for (int k = 0; k < words_.count[m]; ++k) {
+        sum += value[k] = double(d[std::int64_t(m) * n_ + words_.head(m)[k]]);
       }
-      for (int k = 0; k < count_[m]; ++k) value(m)[k] -= sum / count_[m];
+      for (int k = 0; k < words_.count[m]; ++k) value[k] -= sum / words_.count[m];
     }
-    list_sets();
-    products();
-    for (int s = 0; s < num_sets_; ++s) {
+    sets_.products(words_, g_);
+    for (int s = 0; s < sets_.count; ++s) {
       active_[s] = s;
-      work_[s] = g_[s];
+      system_.rhs[s] = g_[s];
     }
-    build(num_sets_);
-    for (int s = 0; s < num_sets_; ++s) pinned_[s] = diagonal(s) <= kFlat;
-    factorise(num_sets_);
-    const double left = refine(num_sets_);
+    sets_.build(words_, active_, sets_.count, system_);
+    for (int s = 0; s < sets_.count; ++s) system_.held[s] = system_.diagonal(s) <= kFlat;
+    system_.factorise();
+    const double left = system_.solve();
     for (int m = 0; m < n_; ++m) {
       double sum = 0;
-      for (int e = set_ptr_[m]; e < set_ptr_[m + 1]; ++e) {
-        const double t = solution_[set_[e]];
-        for (int k = 0; t != 0 && k < count_[m]; ++k) {
-          value(m)[k] -= t * coef(set_[e], m, head(m)[k]);
-        }
+      double* value = words_.value(m);
+      const std::int32_t* heads = words_.head(m);
+      const int count = words_.count[m];
+      for (int s = 0; s < sets_.count; ++s) {
+        const double t = system_.solution[s];
+        if (t == 0 || !sets_.members(s)[m]) continue;
+        for (int k = 0; k < count; ++k) value[k] -= t * sets_.coef(s, m, heads[k]);
       }
-      for (int k = 0; k < count_[m]; ++k) sum += value(m)[k];
-      for (int k = 0; k < count_[m]; ++k) {
-        grad[std::int64_t(m) * n_ + head(m)[k]] = T(value(m)[k] - sum / count_[m]);
+      for (int k = 0; k < count; ++k) sum += value[k];
+      for (int k = 0; k < count; ++k) {
+        grad[std::int64_t(m) * n_ + heads[k]] = T(value[k] - sum / count);
       }
     }
     return largest > 0 ? left / largest : 0;
@@ -209,195 +194,90 @@ class LoneTree {
   static constexpr double kClose = 1e-12;         // rows that lack no more hold, if no step helps
   static constexpr double kFlat = 1e-9;           // curvature below is none
   static constexpr double kLeastCurvature = 0.1;  // of a single set, that a step counts on
-  static constexpr double kRidge = 1e-11;         // relative, of the matrix
 
-  enum : std::uint8_t { kAbsent, kUntouched, kTouched };  // by a set
+  // What a row lacks by rounding alone.
+  double noise() const { return 16 * kEps * (1 + words_.largest); }
 
-  std::int32_t* head(int m) const { return head_.data + std::int64_t(m) * n_; }
-  double* value(int m) const { return value_.data + std::int64_t(m) * n_; }
-  Span<const std::uint8_t> members(int s) const {
-    return {member_.data + std::int64_t(s) * n_, n_};
-  }
-  const double* outside(int s) const { return outside_.data + std::int64_t(s) * n_; }
-  const std::int32_t* words(int s) const { return word_.data + std::int64_t(s) * n_; }
-
-  // Returns whether the scores are not too large.
-  template <class T>
-  FACTORMAX_VECTOR bool load(const T* eta, const std::uint8_t* mask) {
-    any_absent_ = false;
-    largest_ = 0;
-    for (int m = 0; m < n_; ++m) {
-      const std::int64_t row = std::int64_t(m) * n_;
-      const T* from = eta + row;
-      double* to = scores_.data + row;
-      double top = -kInf, bottom = kInf;
-      FACTORMAX_EXTREMES(reduction(max : top) reduction(min : bottom))
-      for (int h = 0; h < n_; ++h) {
-        to[h] = from[h];
-        top = to[h] > top ? to[h] : top;
-        bottom = to[h] < bottom ? to[h] : bottom;
-      }
-      if (mask != nullptr || bottom == -kInf) {
-        any_absent_ = true;
-        top = -kInf;
-        bottom = kInf;
-        for (int h = 0; h < n_; ++h) {
-          if (mask != nullptr && mask[row + h] == 0) to[h] = -kInf;
-          top = std::max(top, to[h]);
-          if (to[h] != -kInf) bottom = std::min(bottom, to[h]);
-        }
-      }
-      state_[m] = top == -kInf ? kAbsent : kUntouched;
-      if (state_[m] != kAbsent) largest_ = std::max({largest_, top, -bottom});
-    }
-    for (int h = 0; any_absent_ && h < n_; ++h) {  // an absent word is no head
-      for (int m = 0; state_[h] == kAbsent && m < n_; ++m) {
-        scores_[std::int64_t(m) * n_ + h] = -kInf;
-      }
-    }
-    return largest_ <= kLargest;
-  }
-
-  // Returns whether there is room for `cuts_.member`, a set of words without a multiplier yet.
-  bool add_set() {
-    if (num_sets_ == most_) return false;
-    const int s = num_sets_++;
-    const std::int64_t begin = std::int64_t(s) * n_;
-    int size = 0;
-    for (int m = 0; m < n_; ++m) {
-      const bool inside = cuts_.member[m] != 0;
-      member_[begin + m] = inside;
-      outside_[begin + m] = inside ? 0.0 : 1.0;
-      word_[begin + size] = m;
-      size += inside;
-      if (inside) state_[m] = kTouched;
-    }
-    size_[s] = size;
-    lambda_[s] = 0;
+  // Returns whether there is room for it.
+  bool add_set(const std::uint8_t* member) {
+    if (!sets_.add(member)) return false;
+    lambda_[sets_.count - 1] = 0;
     return true;
   }
 
-  bool is_known() const {
-    for (int s = 0; s < num_sets_; ++s) {
-      if (std::equal(members(s).begin(), members(s).end(), cuts_.member.begin())) return true;
-    }
-    return false;
-  }
-
-  // The sets of each word.
-  void list_sets() {
-    fill(set_ptr_, 0);
-    for (int s = 0; s < num_sets_; ++s) {
-      for (int k = 0; k < size_[s]; ++k) ++set_ptr_[words(s)[k] + 1];
-    }
-    for (int m = 0; m < n_; ++m) set_ptr_[m + 1] += set_ptr_[m];
-    for (int s = 0; s < num_sets_; ++s) {
-      for (int k = 0; k < size_[s]; ++k) set_[set_ptr_[words(s)[k]]++] = s;
-    }
-    for (int m = n_; m > 0; --m) set_ptr_[m] = set_ptr_[m - 1];
-    set_ptr_[0] = 0;
-  }
-
-  // The sparsemax of the scores x of word m: its level and its support. Nothing that is 1 below the
-  // highest is in it; what is below the level of the others goes, until none is. Sums are over the
-  // support alone, in its order, so that words that are absent leave no trace.
-  FACTORMAX_INLINE void project_word(int m, const double* x) {
-    std::int32_t* heads = head(m);
-    double* values = value(m);
-    const double bottom = highest(x) - 1;
-    int count = 0;
-    for (int h = 0; h < n_; ++h) {  // without a branch: which are above is hard to foresee
-      heads[count] = h;
-      values[count] = x[h];
-      count += x[h] > bottom;
-    }
-    double level = 0;
-    for (int before = 0; before != count;) {
-      before = count;
-      double sum = -1;
-      for (int k = 0; k < before; ++k) sum += values[k];
-      level = sum / before;
-      count = 0;
-      for (int k = 0; k < before; ++k) {
-        heads[count] = heads[k];
-        values[count] = values[k];
-        count += values[k] > level;
-      }
-      count = std::max(count, 1);
-    }
-    for (int k = 0; k < count; ++k) values[k] -= level;
-    tau_[m] = level;
-    count_[m] = count;
-  }
-
-  // The same where the support is likely to be the one at hand.
-  FACTORMAX_INLINE void follow_word(int m, const double* x) {
-    const std::int32_t* heads = head(m);
-    double* values = value(m);
-    const int count = count_[m];
-    double sum = -1, least = kInf, many = 0;
-    for (int k = 0; k < count; ++k) {
-      sum += x[heads[k]];
-      least = std::min(least, x[heads[k]]);
-    }
-    const double level = sum / count;
-#pragma omp simd reduction(+ : many)
-    for (int h = 0; h < n_; ++h) many += x[h] > level ? 1.0 : 0.0;
-    if (static_cast<int>(many) != count || !(least > level)) return project_word(m, x);
-    tau_[m] = level;
-    for (int k = 0; k < count; ++k) values[k] = x[heads[k]] - level;
-  }
-
-  FACTORMAX_INLINE double highest(const double* x) const {
-    double most = -kInf;
-    FACTORMAX_EXTREMES(reduction(max : most))
-    for (int h = 0; h < n_; ++h) most = x[h] > most ? x[h] : most;
-    return most;
-  }
-
-  // Without any set.
-  FACTORMAX_VECTOR void project_words() {
-    ++passes;
-    for (int m = 0; m < n_; ++m) {
-      const double* x = scores_.data + std::int64_t(m) * n_;
-      if (state_[m] == kAbsent) {
-        count_[m] = 0;
-      } else {
-        project_word(m, x);
-      }
-    }
-  }
-
-  // After that.
+  // After the words have been projected.
   bool is_sparse() const {
     int words = 0, heads = 0;
     for (int m = 0; m < n_; ++m) {
-      words += state_[m] != kAbsent;
-      heads += count_[m];
+      words += words_.present[m];
+      heads += words_.count[m];
     }
     return heads - words <= kStructures + words / 2;
   }
+
+  // ---- Sets
+
+  auto heads() const {
+    return [this](int m, const auto& visit) {
+      for (int k = 0; k < words_.count[m]; ++k) visit(words_.head(m)[k], words_.value(m)[k]);
+    };
+  }
+  auto present() const {
+    return [this](int m) { return words_.present[m] != 0; };
+  }
+
+  // Whether sets have been found that lack some, without a search for all of them. There are always
+  // as many left to be searched for.
+  bool guess() {
+    const int before = sets_.count;
+    if (before >= most_ / 2) return false;
+    guesses_.find(heads(), present(), [&] {
+      const std::uint8_t* found = guesses_.member.data;
+      return sets_.count < most_ / 2 && !sets_.is_known(found) && add_set(found);
+    });
+    return sets_.count > before;
+  }
+
+  // Adds sets that lack some, if there are any. Returns false if there is no room.
+  bool cut() {
+    bool room = true;
+    cuts_.find(
+        heads(), present(), 4 * residual + kViolated,
+        [&] { return sets_.is_known(cuts_.member.data); },
+        [&] { return room = add_set(cuts_.member.data); });
+    return room;
+  }
+
+  // ---- The dual
 
   // The words' heads for the multipliers lambda_, phi and its gradient g_, docs/math.md
   // (61a)-(61b).
   FACTORMAX_VECTOR void evaluate() {
     ++passes;
-    double* x = raised_.data;
+    int count = 0;
+    for (int s = 0; s < sets_.count; ++s) {
+      if (lambda_[s] != 0) active_[count++] = s;
+    }
+    double* x = words_.raised.data;
     for (int m = 0; m < n_; ++m) {
-      if (set_ptr_[m] == set_ptr_[m + 1]) continue;
-      const double* own = scores_.data + std::int64_t(m) * n_;
+      if (!words_.present[m]) continue;
+      const double* from = words_.scores(m);
       double to_root = 0;
-      for (int h = 0; h < n_; ++h) x[h] = own[h];
-      for (int e = set_ptr_[m]; e < set_ptr_[m + 1]; ++e) {
-        const double t = lambda_[set_[e]];
-        if (t == 0) continue;
-        const double* out = outside(set_[e]);
+      for (int i = 0; i < count; ++i) {
+        const int s = active_[i];
+        if (!sets_.members(s)[m]) continue;
+        const double t = lambda_[s];
+        const double* out = sets_.outside(s);
         to_root += t;
 #pragma omp simd
-        for (int h = 0; h < n_; ++h) x[h] += t * out[h];
+        for (int h = 0; h < words_.stride; ++h) x[h] = from[h] + t * out[h];
+        from = x;
       }
-      x[m] += to_root;
-      follow_word(m, x);
+      const bool is_raised = from == x;
+      if (!is_raised && !is_raised_[m]) continue;
+      if (is_raised) x[m] += to_root;
+      words_.follow(m, from);
+      is_raised_[m] = is_raised;
     }
     measure();
   }
@@ -406,31 +286,16 @@ class LoneTree {
   void measure() {
     phi_ = 0;
     for (int m = 0; m < n_; ++m) {
-      if (state_[m] == kAbsent) continue;
+      if (!words_.present[m]) continue;
+      const double* value = words_.value(m);
       double squares = 0;
-      for (int k = 0; k < count_[m]; ++k) squares += value(m)[k] * value(m)[k];
-      phi_ += tau_[m] + squares / 2;
+      for (int k = 0; k < words_.count[m]; ++k) squares += value[k] * value[k];
+      phi_ += words_.tau[m] + squares / 2;
     }
-    products();
-    for (int s = 0; s < num_sets_; ++s) {
+    sets_.products(words_, g_);
+    for (int s = 0; s < sets_.count; ++s) {
       phi_ -= lambda_[s];
       g_[s] -= 1;
-    }
-  }
-
-  // Whether head h of word m, which is in set s, is outside of it: the root is.
-  double coef(int s, int m, int h) const { return h == m ? 1.0 : outside(s)[h]; }
-
-  // g_: what each set has of `value` from outside.
-  void products() {
-    fill(g_.first(num_sets_), 0.0);
-    for (int m = 0; m < n_; ++m) {
-      for (int e = set_ptr_[m]; e < set_ptr_[m + 1]; ++e) {
-        const int s = set_[e];
-        double sum = 0;
-        for (int k = 0; k < count_[m]; ++k) sum += value(m)[k] * coef(s, m, head(m)[k]);
-        g_[s] += sum;
-      }
     }
   }
 
@@ -438,25 +303,30 @@ class LoneTree {
 
   double lack() const {
     double most = 0;
-    for (int s = 0; s < num_sets_; ++s) {
+    for (int s = 0; s < sets_.count; ++s) {
       const double g = g_[s];
       most = std::max(most, g > 0 && !is_equality(s) ? std::min(g, lambda_[s]) : std::fabs(g));
     }
     return most;
   }
 
-  // Minimises phi over the multipliers of the sets at hand.
+  // Minimises phi over the multipliers of the sets at hand, and of those that turn up on the way.
   bool minimise() {
-    list_sets();
     measure();
     double best = kInf;
     int idle = 0;
+    bool stepped = false;
     for (;;) {
       residual = lack();
-      if (residual <= 16 * kEps * (1 + largest_)) return true;
+      if (residual <= noise()) return true;
+      if (stepped && residual > TreeGuesses::kLeast && guess()) {
+        measure();
+        residual = lack();
+      }
+      stepped = true;
       idle = residual < best / 2 ? 0 : idle + 1;
       best = std::min(best, residual);
-      const bool near = residual <= kClose * (1 + largest_);
+      const bool near = residual <= kClose * (1 + words_.largest);
       if (near && idle > 2) return true;
       if (passes >= max_passes_ || !find_step()) return near;
       if (control_->late() || control_->stopped(may_poll_)) return false;
@@ -468,211 +338,134 @@ class LoneTree {
 
   // A step along step_ that brings phi down.
   bool search() {
+    const int count = sets_.count;
     const double phi = phi_, noise = 64 * kEps * (1 + std::fabs(phi));
-    std::copy_n(lambda_.data, num_sets_, before_.data);
-    std::copy_n(g_.data, num_sets_, g_before_.data);
+    std::copy_n(lambda_.data, count, before_.data);
+    std::copy_n(g_.data, count, g_before_.data);
     double alpha = 1;
     for (int tries = 0; tries < 25; ++tries) {
       double slope = 0, end = 0;
-      for (int s = 0; s < num_sets_; ++s) {
+      for (int s = 0; s < count; ++s) {
         const double to = before_[s] + alpha * step_[s];
         lambda_[s] = is_equality(s) ? to : std::max(to, 0.0);
         slope += g_before_[s] * (lambda_[s] - before_[s]);
       }
       if (!(slope < 0)) break;
       evaluate();
-      for (int s = 0; s < num_sets_; ++s) end += g_[s] * (lambda_[s] - before_[s]);
+      for (int s = 0; s < count; ++s) end += g_[s] * (lambda_[s] - before_[s]);
       if (end <= 0 || phi_ <= phi + 1e-4 * slope + noise) return true;
-      alpha *= clip(slope / (slope - end), 0.1, 0.7);  // the secant, within reason
+      alpha *= shorter(slope, end, alpha);
     }
-    std::copy_n(before_.data, num_sets_, lambda_.data);
+    std::copy_n(before_.data, count, lambda_.data);
     evaluate();
     return false;
+  }
+
+  // By how much to shorten a step that went too far: to where a slope of `slope` at its beginning
+  // and `end` at its end is 0, if its curvature at the beginning is what a whole step of Newton's
+  // takes it for, and grows from there.
+  static double shorter(double slope, double end, double alpha) {
+    const double from = -slope, bend = std::max(end + from - alpha * from, 0.0);
+    const double linear = alpha * from;
+    const double to = 2 * from / (linear + std::sqrt(linear * linear + 4 * bend * from));
+    return clip(to, 0.1, 0.9);
   }
 
   // step_: Newton's, with the multipliers that it would take below 0 put there. A set that no head
   // is free to move for has no curvature: its multiplier goes to where one becomes free.
   bool find_step() {
-    fill(step_.first(num_sets_), 0.0);
+    fill(step_.first(sets_.count), 0.0);
+    fill(place_.first(sets_.count), -1);
     int count = 0;
-    for (int s = 0; s < num_sets_; ++s) {
-      if (is_equality(s) || lambda_[s] > 0 || g_[s] < 0) active_[count++] = s;
+    for (int s = 0; s < sets_.count; ++s) {
+      if (!is_equality(s) && lambda_[s] <= 0 && g_[s] >= 0) continue;
+      place_[s] = count;
+      active_[count++] = s;
     }
-    build(count);
+    sets_.build(words_, active_, count, system_);
     for (int i = 0; i < count; ++i) {
-      pinned_[i] = diagonal(i) <= kFlat;
-      if (!pinned_[i]) continue;
-      const double kick = distance(active_[i]);
-      if (kick == kInf) return false;  // no tree has a word of the set with a head outside
-      step_[active_[i]] = g_[active_[i]] < 0 ? kick : -g_[active_[i]];
+      const int s = active_[i];
       moved_[i] = 0;
+      system_.held[i] = system_.diagonal(i) <= kFlat;
+      if (!system_.held[i] || std::fabs(g_[s]) <= noise()) continue;
+      const double kick = distance(s);
+      if (kick == kInf && g_[s] < 0) return false;  // no tree has such a word with a head outside
+      step_[s] = g_[s] < 0 ? kick : -std::min(kick, is_equality(s) ? kInf : lambda_[s]);
     }
-    for (int round = 0; round < 8; ++round) {
-      factorise(count);
-      for (int i = 0; i < count; ++i) {
-        work_[i] = -g_[active_[i]];
-        for (int j = 0; j < count; ++j) {
-          if (pinned_[j]) work_[i] -= entry(i, j) * moved_[j];
-        }
-      }
-      refine(count);
-      bool clipped = false;
-      for (int i = 0; i < count; ++i) {
-        const int s = active_[i];
-        if (pinned_[i]) continue;
-        step_[s] = solution_[i];
-        if (is_equality(s) || lambda_[s] + solution_[i] >= 0) continue;
-        step_[s] = moved_[i] = -lambda_[s];
-        pinned_[i] = 1;
-        clipped = true;
-      }
-      if (!clipped) break;
-    }
+    for (int round = 0; round < 8 && !solve_step(count); ++round) continue;
+    // Two sets may differ in no head that is free: then the step has no end, but the scores have.
+    const double most = max_abs(Span<const double>(step_.first(sets_.count)));
+    const double limit = 4 * (1 + words_.largest);
+    for (int s = 0; most > limit && s < sets_.count; ++s) step_[s] *= limit / most;
     return true;
+  }
+
+  // Returns whether none of the multipliers would go below 0.
+  bool solve_step(int count) {
+    system_.factorise();
+    for (int i = 0; i < count; ++i) {
+      system_.rhs[i] = -g_[active_[i]];
+      for (int j = 0; j < count; ++j) {
+        if (moved_[j] != 0) system_.rhs[i] -= system_.entry(i, j) * moved_[j];
+      }
+    }
+    system_.solve();
+    bool none = true;
+    for (int i = 0; i < count; ++i) {
+      const int s = active_[i];
+      if (system_.held[i]) continue;
+      step_[s] = system_.solution[i];
+      if (is_equality(s) || lambda_[s] + step_[s] >= 0) continue;
+      step_[s] = moved_[i] = -lambda_[s];
+      system_.held[i] = 1;
+      none = false;
+    }
+    return none;
   }
 
   // step_: against the gradient, which is sure to bring phi down. After find_step.
   void find_gradient_step() {
-    for (int s = 0; s < num_sets_; ++s) {
-      const double curvature = place_[s] < 0 ? 1.0 : std::max(diagonal(place_[s]), kLeastCurvature);
+    for (int s = 0; s < sets_.count; ++s) {
+      const double curvature =
+          place_[s] < 0 ? 1.0 : std::max(system_.diagonal(place_[s]), kLeastCurvature);
       step_[s] = -g_[s] / curvature;
     }
   }
 
-  // By how much the multiplier of a set has to grow until a head outside of it is half a head.
+  // By how much the multiplier of a set without curvature has to grow until a word with its heads
+  // inside has half a head outside, or to fall until one with its heads outside has half inside.
   double distance(int s) const {
+    const double from = g_[s] < 0 ? 0.0 : 1.0;
     double least = kInf;
-    for (int k = 0; k < size_[s]; ++k) {
-      const int m = words(s)[k];
-      const double* own = scores_.data + std::int64_t(m) * n_;
+    for (int m = 0; m < n_; ++m) {
+      if (!sets_.members(s)[m] || sets_.coef(s, m, words_.head(m)[0]) != from) continue;
+      const double* own = words_.scores(m);
       for (int h = 0; h < n_; ++h) {
-        if (coef(s, m, h) == 0 || own[h] == -kInf) continue;
+        if (sets_.coef(s, m, h) == from || own[h] == -kInf) continue;
         double x = own[h];
-        for (int e = set_ptr_[m]; e < set_ptr_[m + 1]; ++e) {
-          x += lambda_[set_[e]] * coef(set_[e], m, h);
+        for (int other = 0; other < sets_.count; ++other) {
+          if (sets_.members(other)[m]) x += lambda_[other] * sets_.coef(other, m, h);
         }
-        least = std::min(least, tau_[m] - x);
+        least = std::min(least, words_.tau[m] - x);
       }
     }
     return std::max(least, 0.0) + 0.5;
   }
 
-  double& entry(int i, int j) const {
-    return matrix_.data[i >= j ? std::int64_t(i) * most_ + j : std::int64_t(j) * most_ + i];
-  }
-  double diagonal(int i) const { return entry(i, i); }
-
-  // The matrix of the first `count` of active_, docs/math.md (61c).
-  void build(int count) {
-    fill(place_.first(num_sets_), -1);
-    for (int i = 0; i < count; ++i) {
-      place_[active_[i]] = i;
-      std::fill_n(matrix_.data + std::int64_t(i) * most_, i + 1, 0.0);
-    }
-    for (int m = 0; m < n_; ++m) {
-      const int free = count_[m];
-      if (free < 2) continue;
-      int rows = 0;
-      for (int e = set_ptr_[m]; e < set_ptr_[m + 1]; ++e) {
-        const int s = set_[e];
-        if (place_[s] < 0) continue;
-        double* b = column_.data + std::int64_t(rows) * n_;
-        double sum = 0;
-        for (int k = 0; k < free; ++k) sum += b[k] = coef(s, m, head(m)[k]);
-        if (sum == 0 || sum == free) continue;  // nothing to choose
-        for (int k = 0; k < free; ++k) b[k] -= sum / free;
-        touching_[rows] = place_[s];
-        for (int other = 0; other <= rows; ++other) {
-          const double* c = column_.data + std::int64_t(other) * n_;
-          double product = 0;
-          for (int k = 0; k < free; ++k) product += b[k] * c[k];
-          entry(touching_[rows], touching_[other]) += product;
-        }
-        ++rows;
-      }
-    }
-  }
-
-  // factor_ = L D L^T of the matrix without the pinned.
-  void factorise(int count) {
-    double trace = 0;
-    for (int i = 0; i < count; ++i) trace += pinned_[i] ? 0.0 : diagonal(i);
-    const double ridge = kRidge * trace / std::max(count, 1);
-    for (int i = 0; i < count; ++i) {
-      double* row = factor_.data + std::int64_t(i) * most_;
-      for (int j = 0; j < i; ++j) row[j] = pinned_[i] || pinned_[j] ? 0.0 : entry(i, j);
-      double own = pinned_[i] ? 1.0 : diagonal(i) + ridge;
-      for (int j = 0; j < i; ++j) {
-        const double* other = factor_.data + std::int64_t(j) * most_;
-        double sum = row[j];
-        for (int k = 0; k < j; ++k) sum -= row[k] * other[k];
-        row[j] = sum;
-      }
-      for (int j = 0; j < i; ++j) {
-        const double scaled = row[j] * pivot_[j];
-        own -= row[j] * scaled;
-        row[j] = scaled;
-      }
-      pivot_[i] = 1 / std::max(own, ridge / 2);
-    }
-  }
-
-  // solution_ of the matrix without the pinned, for work_; returns what is left.
-  double refine(int count) {
-    double left = 0;
-    fill(solution_.first(count), 0.0);
-    for (int i = 0; i < count; ++i) {
-      if (pinned_[i]) work_[i] = 0;
-      rest_[i] = work_[i];
-    }
-    for (int round = 0; round < 3; ++round) {
-      for (int i = 0; i < count; ++i) {
-        const double* row = factor_.data + std::int64_t(i) * most_;
-        for (int j = 0; j < i; ++j) rest_[i] -= row[j] * rest_[j];
-      }
-      for (int i = 0; i < count; ++i) rest_[i] *= pivot_[i];
-      for (int i = count - 1; i >= 0; --i) {
-        const double* row = factor_.data + std::int64_t(i) * most_;
-        for (int j = 0; j < i; ++j) rest_[j] -= row[j] * rest_[i];
-      }
-      for (int i = 0; i < count; ++i) solution_[i] += rest_[i];
-      left = 0;
-      for (int i = 0; i < count; ++i) {
-        double sum = work_[i];
-        for (int j = 0; j < count && !pinned_[i]; ++j) {
-          if (!pinned_[j]) sum -= entry(i, j) * solution_[j];
-        }
-        rest_[i] = sum;
-        left = std::max(left, std::fabs(sum));
-      }
-      if (left <= 4 * kEps) break;
-    }
-    return left;
-  }
-
-  int n_ = 0, most_ = 0, num_sets_ = 0, max_passes_ = 0;
+  int n_ = 0, most_ = 0, max_passes_ = 0;
   Control* control_ = nullptr;
-  bool may_poll_ = false;
-  bool single_root_ = false, any_absent_ = false;
-  double largest_ = 0, phi_ = 0;
-  Span<double> scores_;                    // (n, n)
-  Span<double> raised_;                    // (n,) the scores of a word, with what its sets add
-  Span<double> tau_;                       // (n,) the level of each word
-  Span<std::int32_t> head_, count_;        // (n, n), (n,) the heads of each word that are free,
-  Span<double> value_;                     // and their marginals, or a vector like those
-  Span<std::uint8_t> state_;               // (n,)
-  Span<std::uint8_t> member_;              // (sets, n)
-  Span<double> outside_;                   // (sets, n) 1 where a word is no member
-  Span<std::int32_t> word_, size_;         // (sets, n), (sets,) the members
-  Span<std::int32_t> set_ptr_, set_;       // the sets of each word
-  Span<double> lambda_, g_;                // (sets,) multipliers, gradient
-  Span<double> step_, before_, g_before_;  // (sets,)
-  Span<double> matrix_, factor_, pivot_;   // of the active sets
-  Span<double> work_, solution_, rest_, moved_;
-  Span<double> column_;  // (sets, n)
-  Span<std::int32_t> active_, place_, touching_;
-  Span<std::uint8_t> pinned_;
+  bool may_poll_ = false, single_root_ = false;
+  double phi_ = 0;
+  WordHeads words_;
+  WordSets sets_;
+  SetSystem system_;
+  TreeGuesses guesses_;
   TreeCuts cuts_;
+  Span<double> lambda_, g_;                        // (sets,) multipliers, gradient
+  Span<double> step_, before_, g_before_, moved_;  // (sets,)
+  Span<std::int32_t> active_, place_;              // (sets,)
+  Span<std::uint8_t> is_raised_;                   // (n,) whether a multiplier adds to a word
+  Span<std::uint8_t> member_;                      // (n,)
 };
 
 }  // namespace factormax

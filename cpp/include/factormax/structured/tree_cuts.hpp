@@ -24,15 +24,20 @@ class TreeCuts {
     flow_ = ws.take<double>(arcs);
     inflow_ = ws.take<double>(words);
     used_ = ws.take<double>(words);
+    outflow_ = ws.take<double>(words);
     state_ = ws.take<std::uint8_t>(words);
     queue_ = ws.take<std::int32_t>(words);
     came_by_ = ws.take<std::int32_t>(words);
+    supply_ = ws.take<std::int32_t>(words);
     seen_ = ws.take<std::uint8_t>(words);
     passes_on_ = ws.take<std::uint8_t>(words);
     member = ws.take<std::uint8_t>(words);
   }
 
   Span<std::uint8_t> member;  // (words,) of the set that was found
+  // Whether light words are passed over, those of which the others have no more than they have from
+  // the sources: a set that lacks some lacks no less without such a word.
+  bool skip_light = false;
 
   // How many words there are from now on.
   void resize(int words) { words_ = words; }
@@ -47,7 +52,7 @@ class TreeCuts {
     load(heads, present, 1e-3 * tolerance);
     wanted_ = 1 - tolerance;
     for (int m = 0; m < words_; ++m) {
-      if (state_[m] == kOpen && inflow_[m] >= wanted_) finish(m);
+      if (state_[m] == kOpen && is_clear(m)) finish(m);
     }
     for (;;) {
       int word = -1;
@@ -74,6 +79,7 @@ class TreeCuts {
     least_ = least;
     int arcs = 0;
     fill(out_ptr_, 0);
+    fill(outflow_, 0.0);
     for (int m = 0; m < words_; ++m) {
       in_ptr_[m] = arcs;
       inflow_[m] = 0;
@@ -88,6 +94,7 @@ class TreeCuts {
         head_[arcs] = h;
         modifier_[arcs] = m;
         capacity_[arcs] = value;
+        outflow_[h] += value;
         ++out_ptr_[h + 2];
         ++arcs;
       });
@@ -97,7 +104,12 @@ class TreeCuts {
     for (int a = 0; a < arcs; ++a) out_arc_[out_ptr_[head_[a] + 1]++] = a;
   }
 
-  // The word has its flow, and with it those that are left with nothing but finished heads.
+  // Whether no flow has to be found for a word: its heads are all finished, or it is light.
+  bool is_clear(int m) const {
+    return skip_light ? outflow_[m] <= inflow_[m] + least_ : inflow_[m] >= wanted_;
+  }
+
+  // The word has its flow, and with it those that are clear now.
   void finish(int word) {
     int begin = 0, end = 0;
     state_[word] = kDone;
@@ -107,9 +119,16 @@ class TreeCuts {
       for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
         const int next = modifier_[out_arc_[k]];
         inflow_[next] += capacity_[out_arc_[k]];
-        if (state_[next] != kOpen || inflow_[next] < wanted_) continue;
+        if (state_[next] != kOpen || !is_clear(next)) continue;
         state_[next] = kDone;
         queue_[end++] = next;
+      }
+      for (int a = in_ptr_[at]; skip_light && a < in_ptr_[at + 1]; ++a) {
+        const int from = head_[a];
+        outflow_[from] -= capacity_[a];
+        if (state_[from] != kOpen || !is_clear(from)) continue;
+        state_[from] = kDone;
+        queue_[end++] = from;
       }
     }
   }
@@ -130,23 +149,29 @@ class TreeCuts {
       total += flow_[a];
     }
     while (total < wanted_) {
-      const int from = search(word);
-      if (from < 0) {
+      const int found = search(word, wanted_ - total);
+      if (found == 0) {
         keep_unreached();
         return false;
       }
-      double step = inflow_[from] - used_[from];
-      for_path(from, word, [&](int arc, bool along) {
-        step = std::min(step, along ? capacity_[arc] - flow_[arc] : flow_[arc]);
-      });
-      for_path(from, word, [&](int arc, bool along) {
-        flow_[arc] += along ? step : -step;
-        passes_on_[head_[arc]] = 1;
-      });
-      used_[from] += step;
-      total += step;
+      for (int k = 0; k < found && total < wanted_; ++k) total += send(supply_[k], word);
     }
     return true;
+  }
+
+  // What more flows from there, along the path that was found, unless others have used it up.
+  double send(int from, int word) {
+    double step = inflow_[from] - used_[from];
+    for_path(from, word, [&](int arc, bool along) {
+      step = std::min(step, along ? capacity_[arc] - flow_[arc] : flow_[arc]);
+    });
+    if (step <= 0) return 0;
+    for_path(from, word, [&](int arc, bool along) {
+      flow_[arc] += along ? step : -step;
+      passes_on_[head_[arc]] = 1;
+    });
+    used_[from] += step;
+    return step;
   }
 
   // `member`: the words that nothing more can be sent to from the sources.
@@ -175,31 +200,35 @@ class TreeCuts {
     }
   }
 
-  // The nearest word with supply left, or -1. The word itself has none.
-  int search(int word) {
+  // The nearest words with supply left, until they have as much as is asked for or there are no
+  // more: how many, in supply_. The word itself has none.
+  int search(int word, double asked) {
     fill(seen_, std::uint8_t(0));
-    int begin = 0, end = 0;
+    int begin = 0, end = 0, found = 0;
     queue_[end++] = word;
     seen_[word] = 1;
-    const auto see = [&](int next, int by) {  // whether it is what is sought
-      if (seen_[next] || state_[next] == kDone) return false;
+    const auto see = [&](int next, int by) {
+      if (seen_[next] || state_[next] == kDone) return;
       seen_[next] = 1;
       came_by_[next] = by;
       queue_[end++] = next;
-      return inflow_[next] - used_[next] > least_;
+      const double supply = inflow_[next] - used_[next];
+      if (supply <= least_) return;
+      supply_[found++] = next;
+      asked -= supply;
     };
-    while (begin < end) {
+    while (begin < end && asked > 0) {
       const int at = queue_[begin++];
       for (int a = in_ptr_[at]; a < in_ptr_[at + 1]; ++a) {
-        if (capacity_[a] - flow_[a] > least_ && see(head_[a], a)) return head_[a];
+        if (capacity_[a] - flow_[a] > least_) see(head_[a], a);
       }
       if (!passes_on_[at]) continue;
       for (int k = out_ptr_[at]; k < out_ptr_[at + 1]; ++k) {
         const int a = out_arc_[k];  // takes back what flows there
-        if (flow_[a] > least_ && see(modifier_[a], -1 - a)) return modifier_[a];
+        if (flow_[a] > least_) see(modifier_[a], -1 - a);
       }
     }
-    return -1;
+    return found;
   }
 
   // visit(arc, along it or against it), from the supply to the word.
@@ -217,10 +246,10 @@ class TreeCuts {
   Span<std::int32_t> in_ptr_, head_, modifier_;  // arcs by modifier
   Span<std::int32_t> out_ptr_, out_arc_;         // and by head
   Span<double> capacity_, flow_;                 // (arcs,)
-  Span<double> inflow_, used_;                   // (words,) from the sources
+  Span<double> inflow_, outflow_, used_;         // (words,) from the sources
   Span<std::uint8_t> state_, seen_;
-  Span<std::uint8_t> passes_on_;        // (words,) whether some flow may leave a word
-  Span<std::int32_t> queue_, came_by_;  // of the search
+  Span<std::uint8_t> passes_on_;                 // (words,) whether some flow may leave a word
+  Span<std::int32_t> queue_, came_by_, supply_;  // of the search
 };
 
 }  // namespace factormax
