@@ -13,6 +13,7 @@ from oracle import Problem, Term
 
 import factormax as fm
 from factormax._fronts.numpy import start
+from factormax.arrays import to_numpy
 
 
 @pytest.fixture
@@ -721,6 +722,70 @@ def test_a_graph_is_freed_without_the_garbage_collector(library, rng):
         assert dead() is None
     finally:
         gc.enable()
+
+
+class FirstOrLast(fm.Factor):
+    """The first variable is on, or the last."""
+
+    def map(self, eta_u, eta_v):
+        m = np.zeros(len(eta_u))
+        m[0 if eta_u[0] >= eta_u[-1] else -1] = 1
+        return m, eta_v[:0]
+
+
+#: Factors over u, `(3, 3)`, with scores of their own or with a MAP oracle.
+SCORED_OR_STRUCTURED = {
+    "Pair": lambda u: fm.Pair(u[0], u[1], np.ones(3)),
+    "Sequence": lambda u: fm.Sequence(u, np.ones((3, 3)), initial=np.ones(3)),
+    "SequenceBudget": lambda u: fm.SequenceBudget(u[:, 0], 0.5, 2),
+    "DepTree": fm.DepTree,
+    "Matching": fm.Matching,
+    "Table": lambda u: fm.Table(u[0], np.ones(3)),
+    "Factor": lambda u: FirstOrLast(u[0]),
+}
+
+
+@pytest.mark.parametrize("query", ["solve", "solve_map", "loss"])
+@pytest.mark.parametrize("kind", SCORED_OR_STRUCTURED)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_graph_with_scores_or_structures_is_freed_too(library, kind, query, rng):
+    scores = rng.normal(size=(3, 3))
+    if library == "torch":
+        scores = pytest.importorskip("torch").tensor(scores, requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        factor = fg.add(SCORED_OR_STRUCTURED[kind](u))
+        if query == "loss":
+            target = fg.decode() and to_numpy(u.value)
+            fg.loss({u: target})
+        else:
+            getattr(fg, query)()
+        dead = [weakref.ref(fg), weakref.ref(fg._record)]
+        del fg
+        assert dead[0]() is None
+        if kind != "Pair":
+            assert factor.probs.sum() > 0.99  # the factor still has its answer
+        dead += [weakref.ref(u), weakref.ref(factor)]
+        del u, factor
+        assert [ref() for ref in dead] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_a_factor_that_was_not_solved_for_has_no_structures(rng):
+    fg, u = graph(rng.normal(size=(3, 3)))
+    first = fg.add(fm.Matching(u))
+    with pytest.raises(fm.GraphError, match="no structures yet"):
+        _ = first.structures
+    fg.solve()
+    second = fm.DepTree(u)
+    for factor in (second, fg.add(second)):
+        with pytest.raises(fm.GraphError, match=r"DepTree over u has no structures yet"):
+            _ = factor.probs
+    assert first.num_structures >= 1
 
 
 def test_warm_starts_from_other_queries(rng):

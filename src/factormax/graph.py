@@ -170,6 +170,7 @@ class FactorGraph:
         self._factors.append(factor)
         self._formed = None
         if isinstance(factor, StructuredFactor):
+            factor._place = len(self._structured)
             self._structured.append(factor)
         return factor
 
@@ -425,16 +426,23 @@ class FactorGraph:
     def _score_parts(self) -> Sequence[Scores]:
         """The factors' own scores, in the order in which the core lays them out: pairs first."""
         if self._parts is None:
-            pairs = [f for f in self._factors if not isinstance(f, StructuredFactor)]
-            self._parts = [part for f in [*pairs, *self._structured] for part in f._score_parts]
+            self._parts = [part for f in self._scored() for part in f._score_parts]
         return self._parts
+
+    def _score_owners(self) -> list[BaseFactor]:
+        """The factor of each of them."""
+        return [f for f in self._scored() for _ in f._score_parts]
+
+    def _scored(self) -> list[BaseFactor]:
+        """All factors, in the order in which the core lays out their scores."""
+        return [f for f in self._factors if not isinstance(f, StructuredFactor)] + self._structured
 
     def _score_layout(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the factors' scores, for messages."""
-        parts = self._score_parts()
-        if len(parts) > 16 or is_tracing():  # names take time, or can't be had
-            return [(f"{p.factor.kind} (number {i})", p.shape) for i, p in enumerate(parts)]
-        return [(p.name, p.shape) for p in parts]
+        owned = list(zip(self._score_owners(), self._score_parts(), strict=True))
+        if len(owned) > 16 or is_tracing():  # names take time, or can't be had
+            return [(f"{f.kind} (number {i})", p.shape) for i, (f, p) in enumerate(owned)]
+        return [(f"{f.name}: {p.label}", p.shape) for f, p in owned]
 
     def _known_batch_shape(self) -> tuple[int, ...]:
         """The batch dimensions.
@@ -477,7 +485,8 @@ class FactorGraph:
     ) -> None:
         """Keeps the answer of a query, for `value`, `structures` and `probs` to hand out."""
         record = self._record
-        record.values, record.factor_values, record.structures = values, factor_values, structures
+        record.values, record.factor_values = values, factor_values
+        record.structures = [answer for _, answer in structures] if structures else ()
         if structures and structures[0][1] is None:
             record.compiled = self
 

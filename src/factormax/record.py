@@ -41,7 +41,7 @@ class Record:
 
     values: Sequence[Any] | None = None  # of each tensor of variables
     factor_values: Sequence[tuple[Scores, Any]] = ()
-    structures: Sequence[tuple[StructuredFactor, Any]] = ()
+    structures: Sequence[Any] = ()  # of each structured factor that was added
     #: The graph, if a compiled function solved it: to list structures, it is solved again.
     compiled: FactorGraph | None = None
 
@@ -71,13 +71,14 @@ class Record:
             value = value.reshape((*batch, tensor.size))[..., variable.index - tensor.start]
         return 1 - value if variable.negated else value
 
-    def factor_value_of(self, scores: Scores) -> Array:
+    def factor_value_of(self, factor: BaseFactor) -> Array:
         """The marginals of a factor's scores; see `BaseFactor.value`."""
-        for owner, value in self.factor_values:
-            if owner is scores:
+        own = factor._score_parts[0]
+        for scores, value in self.factor_values:
+            if scores is own:
                 return value  # type: ignore[no-any-return]
         raise GraphError(
-            f"{scores.factor.name} has no value yet: call fg.solve() after adding it to the graph."
+            f"{factor.name} has no value yet: call fg.solve() after adding it to the graph."
         )
 
     def listed(self, factor: StructuredFactor, what: str) -> Any:
@@ -90,13 +91,13 @@ class Record:
 
     def answer_of(self, factor: StructuredFactor) -> Any:
         """What the last query found of a structured factor."""
-        for owner, answer in self.structures:
-            if owner is factor:
-                if answer is None:  # found by a compiled solve, which does not list them
-                    assert self.compiled is not None
-                    self.compiled._front().list_structures(self.compiled)
-                    return self.answer_of(factor)
-                return answer
-        raise GraphError(
-            f"{factor.name} has no structures yet: call fg.solve() after adding it to the graph."
-        )
+        place = factor._place
+        if place is None or place >= len(self.structures):
+            raise GraphError(
+                f"{factor.name} has no structures yet: call fg.solve() after adding it to the "
+                f"graph."
+            )
+        if self.structures[place] is None:  # found by a compiled solve, which does not list them
+            assert self.compiled is not None
+            self.compiled._front().list_structures(self.compiled)
+        return self.structures[place]

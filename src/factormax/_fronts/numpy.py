@@ -16,7 +16,6 @@ from factormax.checks import shown
 from factormax.conflict import conflicts_of
 from factormax.errors import GraphError, ShapeError
 from factormax.factors.base import BaseFactor
-from factormax.factors.scores import Scores
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
 from factormax.variable import Variable
@@ -66,6 +65,7 @@ def loss(
     """The losses of a graph's instances; see `factormax.queries.loss`."""
     task = start(graph, temperature)
     values, _, _ = evaluate(task.inputs, target, options, task.ask)
+    task.forget_oracles()
     _set_answer(graph, task)
     conflicts = conflicts_of(graph._factors, task.inputs, task.raw, task.batch_shape)
     report_failures(task.raw, options.on_failure, conflicts=conflicts)
@@ -116,7 +116,8 @@ class _Derivative:
     def __init__(self, graph: FactorGraph, task: Task) -> None:
         self.graph, self.task = graph, task
         self.tensors, self.variables = list(graph._tensors), list(graph._variables)
-        self.parts, self.structured = graph._score_parts(), list(graph._structured)
+        self.parts, self.owners = graph._score_parts(), graph._score_owners()
+        self.structured = list(graph._structured)
 
     def __call__(
         self,
@@ -136,9 +137,8 @@ class _Derivative:
             out[u] = total.astype(_value_dtype(t.scores), copy=False)
         if task.temperature is not None:
             out["temperature"] = sum([f.temperature for f in found])
-        for part, *own in zip(self.parts, *[f.factors for f in found], strict=True):
+        for name, *own in zip(self._names(), *[f.factors for f in found], strict=True):
             grad = sum(own[1:], own[0])
-            name = self._name_of(part)
             out[name] = out[name] + grad if name in out else grad
         return out
 
@@ -148,7 +148,7 @@ class _Derivative:
         scores: list[Any] = [None] * len(self.tensors)
         own: list[Any] = [None] * len(self.parts)
         heat = None
-        names = [self._name_of(part) for part in self.parts]
+        names = self._names()
         for key, given in moves.items():
             move = np.asarray(given)
             if isinstance(key, str) and key == "temperature" and task.temperature is not None:
@@ -158,8 +158,9 @@ class _Derivative:
                 self._add_slice(key, move, scores, "direction")
             elif key in names:
                 place = names.index(key)
-                part, shape = self.parts[place], self.task.layout.parts[place].given_shape
-                _require_shape(part.name, move, shape, "a direction")
+                label = f"{self.owners[place].name}: {self.parts[place].label}"
+                shape = self.task.layout.parts[place].given_shape
+                _require_shape(label, move, shape, "a direction")
                 own[place] = move
             else:
                 raise GraphError(f"jvp: {key!r} has no scores in this solution.")
@@ -176,25 +177,26 @@ class _Derivative:
         own = isinstance(key, Variable) and key._record is self.graph._record
         return own and key.position < len(self.tensors)
 
-    @staticmethod
-    def _name_of(part: Scores) -> Any:
+    def _names(self) -> list[Any]:
         """What stands for scores of a factor: the factor, and a label if they are not its first."""
-        first = part is part.factor._score_parts[0]
-        return part.factor if first else (part.factor, part.label)
+        return [
+            factor if part is factor._score_parts[0] else (factor, part.label)
+            for factor, part in zip(self.owners, self.parts, strict=True)
+        ]
 
     def _of_values(self, grads: Mapping[Any, Any]) -> tuple[list[Any], list[Any]]:
         values: list[Any] = [None] * len(self.tensors)
         factors: list[Any] = [None] * len(self.parts)
         for key, given in grads.items():
             grad = np.asarray(given)
-            place = next((i for i, p in enumerate(self.parts) if p.factor is key), None)
+            place = next((i for i, f in enumerate(self.owners) if f is key), None)
             if self._is_own(key):
                 self._add_slice(key, grad, values)
                 continue
             if place is None:
                 raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
             shape = (*self.task.batch_shape, *self.parts[place].own_shape)
-            _require_shape(self.parts[place].factor.name, grad, shape)
+            _require_shape(self.owners[place].name, grad, shape)
             factors[place] = grad
         return values, factors
 

@@ -37,5 +37,5 @@ def rewired(name: str, scope: list[Any], params: int, oracle: Sequence[Any]) -> 
         kind, factor._link, scores, factor._slots, shape = oracle
         factor._oracle, factor._oracle_shape = OracleKind(kind), tuple(shape)
         count = (scores * factor._count,)
-        factor._score_parts = (Scores(factor, "scores", None, count, count),)
+        factor._score_parts = (Scores("scores", None, count, count),)
     return factor  # type: ignore[no-any-return]

@@ -262,7 +262,7 @@ class BaseFactor:
         """The marginals of the factor's own scores, in their shape, batch dimensions in front."""
         if not self._score_parts:
             raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
-        return self._record.factor_value_of(self._score_parts[0])
+        return self._record.factor_value_of(self)
 
     @property
     def _key(self) -> tuple[Any, ...]:

@@ -175,7 +175,7 @@ class Factor(StructuredFactor):
             )
         each = bool(batch) and found[: len(batch)] == batch and self.score_dims != len(found)
         own = found[len(batch) :] if each else found
-        return Scores(self, "scores", given, own, own, allow_minus_inf=True)
+        return Scores("scores", given, own, own, allow_minus_inf=True)
 
     @property
     def _score_shape(self) -> tuple[int, ...]:

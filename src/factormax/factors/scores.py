@@ -21,8 +21,9 @@ __all__ = ["Scores", "take_scores"]
 class Scores:
     """Scores of a factor, as they were given.
 
+    They do not lead to their factor: the graph's record keeps them with their values.
+
     Attributes:
-        factor: whose they are.
         label: what messages call them.
         given: an array of NumPy, torch or JAX.
         shape: what the factor needs, without batch dimensions.
@@ -30,7 +31,6 @@ class Scores:
         allow_minus_inf: whether −inf forbids something.
     """
 
-    factor: BaseFactor
     label: str
     given: Any
     shape: tuple[int, ...]
@@ -41,11 +41,6 @@ class Scores:
     def count(self) -> int:
         """How many numbers there are per instance."""
         return math.prod(self.shape)
-
-    @property
-    def name(self) -> str:
-        """How the scores are called in messages."""
-        return f"{self.factor.name}: {self.label}"
 
 
 def as_scores(factor: BaseFactor, label: str, given: ArrayLike) -> Any:
@@ -86,4 +81,4 @@ def take_scores(
         wanted = f"{shape} (shared)" if not batch else f"{shape} (shared) or {(*batch, *shape)}"
         raise ShapeError(f"{factor.name}: {label} must have shape {wanted}, got {found}.")
     own = found if shared else found[factor._record.batch_dims :]
-    return Scores(factor, label, array, shape, own, allow_minus_inf)
+    return Scores(label, array, shape, own, allow_minus_inf)

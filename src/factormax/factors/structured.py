@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -49,6 +50,7 @@ class StructuredFactor(BaseFactor):
     _oracle_shape: tuple[int, ...]  # what the oracle needs to know of its size
     _slots: int  # a structure has at most so many variables on
     variable_shape: tuple[int, ...]  # as given, `(d,)` for a list
+    _place: int | None = None  # among the structured factors of its graph, once it was added
     _link: int = 0  # linked to factors before it: as is found, 1: all but the first, 2: all
     _transposed: bool = False  # whether the oracle sees the two axes of the variables swapped
     #: What the axes of `u` are called in messages, if the factor needs a certain number of them.
@@ -164,12 +166,13 @@ class StructuredFactor(BaseFactor):
             return None
         return _counted(on, eta_u.shape), _counted(features, eta_v.shape)
 
-    def _laid_out(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """From the oracle's order, `(..., d)`, to `(..., *shape of the variables)`."""
-        if not self._transposed:
-            return x.reshape(*x.shape[:-1], *self.variable_shape)
-        rows, columns = self.variable_shape
-        return np.swapaxes(x.reshape(*x.shape[:-1], columns, rows), -1, -2)
+    @property
+    def _laid_out(self) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+        """From the oracle's order, `(..., d)`, to `(..., *shape of the variables)`.
+
+        It does not lead to the factor: the graph's record keeps it with the answer of a query.
+        """
+        return partial(_laid_out, self.variable_shape, self._transposed)
 
     @property
     def structures(self) -> Array:
@@ -202,6 +205,13 @@ class StructuredFactor(BaseFactor):
     def num_structures(self) -> Array:
         """How many structures each instance has, `(*batch,)`."""
         return self._record.listed(self, "num_structures")  # type: ignore[no-any-return]
+
+
+def _laid_out(shape: tuple[int, ...], transposed: bool, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not transposed:
+        return x.reshape(*x.shape[:-1], *shape)
+    rows, columns = shape
+    return np.swapaxes(x.reshape(*x.shape[:-1], columns, rows), -1, -2)
 
 
 def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray:
