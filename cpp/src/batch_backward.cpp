@@ -75,15 +75,6 @@ struct Needs {
   }
 };
 
-template <class T>
-std::size_t backward_bytes(const Problem<T>& problem, const Needs& needs) {
-  Workspace counter;
-  BackwardState<T> state;
-  state.allocate(problem, needs.growth(), counter);
-  if (needs.rows) state.allocate_rows(problem, needs.most_lists, counter);
-  return counter.used();
-}
-
 // Where the structures of each factor of each instance begin.
 struct StructureOffsets {
   std::vector<std::int64_t> structure, on, features, dense, cuts;  // (B * S + 1,)
@@ -206,14 +197,11 @@ template <class T>
 class BackwardWorker {
  public:
   BackwardWorker(const Problem<T>& problem, const Needs& needs, Control& control)
-      : problem_(problem), control_(control), leased_(backward_bytes(problem, needs)) {
-    Workspace* workspace = leased_.lease.get();
-    if (workspace == nullptr) {
-      control.fail_for_memory();
-    } else {
-      leased_.state.allocate(problem, needs.growth(), *workspace);
-      if (needs.rows) leased_.state.allocate_rows(problem, needs.most_lists, *workspace);
-    }
+      : problem_(problem), control_(control), leased_([&](BackwardState<T>& state, Workspace& ws) {
+          state.allocate(problem, needs.growth(), ws);
+          if (needs.rows) state.allocate_rows(problem, needs.most_lists, ws);
+        }) {
+    if (!leased_.valid()) control.fail_for_memory();
   }
 
   void operator()(std::int64_t i, const BatchGradients<T>& grads, const StructureOffsets& at,

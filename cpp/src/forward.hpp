@@ -383,13 +383,10 @@ class ForwardWorker {
 
   void reserve() {
     leased_.reset();
-    leased_ = std::make_unique<Leased<ForwardState<T>>>(forward_bytes(problem_, method_, growth_));
-    Workspace* workspace = leased_->lease.get();
-    if (workspace == nullptr) {
-      control_.fail_for_memory();
-    } else {
-      leased_->state.allocate(problem_, method_, growth_, *workspace);
-    }
+    leased_ = std::make_unique<Leased<ForwardState<T>>>([&](ForwardState<T>& state, Workspace& ws) {
+      state.allocate(problem_, method_, growth_, ws);
+    });
+    if (!leased_->valid()) control_.fail_for_memory();
   }
 
   static constexpr double kClose = 5e-3;

@@ -64,12 +64,30 @@ class ThreadMemory {
 
 inline thread_local ThreadMemory memory;
 
-// A state and the memory it is laid out in.
+// A state and the memory it is laid out in. `lay_out` is called twice, to count and to lay out: one
+// state serves both, for it is large, and a small solve would notice the making of another.
 template <class State>
-struct Leased {
-  explicit Leased(std::size_t bytes) : lease(memory, bytes) {}
-  ThreadMemory::Lease lease;
+class Leased {
+ public:
+  template <class LayOut>
+  explicit Leased(LayOut lay_out) : lease_(memory, bytes(lay_out)) {
+    if (Workspace* workspace = lease_.get()) lay_out(state, *workspace);
+  }
+
+  // False if the memory could not be had.
+  bool valid() { return lease_.get() != nullptr; }
+
   State state;
+
+ private:
+  template <class LayOut>
+  std::size_t bytes(LayOut lay_out) {
+    Workspace counter;
+    lay_out(state, counter);
+    return counter.used();
+  }
+
+  ThreadMemory::Lease lease_;
 };
 
 }  // namespace factormax
