@@ -7,7 +7,7 @@ import pytest
 
 import factormax as fm
 from fuzz import __main__ as command
-from fuzz import checks, model
+from fuzz import checks, judge, model
 from fuzz.case import ROWS, STRUCTURED, Case, Term, build, snippet
 from fuzz.checks import Tally, check
 from fuzz.generate import SIZES, generate
@@ -244,7 +244,7 @@ def test_wrong_answers_fail(case, monkeypatch):
     def of_other_scores(given, convert=None):
         return build(replace(given, scores=given.scores + 0.01 * np.arange(given.n)), convert)
 
-    monkeypatch.setattr(checks, "build", of_other_scores)
+    monkeypatch.setattr(judge, "build", of_other_scores)
     assert {"marginals", "objective"} <= labels(case, "solve")
     assert {"value"} <= labels(case, "map")
     assert "score" in labels(case, "decode")
@@ -253,7 +253,7 @@ def test_wrong_answers_fail(case, monkeypatch):
         built = build(replace(given, terms=given.terms[1:]), convert)
         return replace(built, factors=[None, *built.factors])
 
-    monkeypatch.setattr(checks, "build", of_fewer_factors)
+    monkeypatch.setattr(judge, "build", of_fewer_factors)
     assert {"rows", "marginals"} <= labels(case, "solve")
     assert {"upper bound", "allowed"} & labels(case, "decode")
 
@@ -289,14 +289,14 @@ def test_infeasible_must_be_infeasible(monkeypatch):
         built = build(replace(given, terms=given.terms[:1]), convert)
         return replace(built, factors=[*built.factors, None])
 
-    monkeypatch.setattr(checks, "build", of_one)
+    monkeypatch.setattr(judge, "build", of_one)
     assert "feasible" in labels(impossible, "solve")
 
     def of_both(given, convert=None):
         built = build(replace(given, terms=(both, none)), convert)
         return replace(built, factors=built.factors[:1])
 
-    monkeypatch.setattr(checks, "build", of_both)
+    monkeypatch.setattr(judge, "build", of_both)
     assert "infeasible" in labels(replace(impossible, terms=(both,)), "solve")
 
 
@@ -304,7 +304,7 @@ def test_warnings_and_errors_fail(case, monkeypatch):
     def overflows(given, convert=None):
         np.float64(1e308) * np.float64(1e308)
 
-    monkeypatch.setattr(checks, "build", overflows)
+    monkeypatch.setattr(judge, "build", overflows)
     assert "RuntimeWarning" in labels(case, "solve")
 
 
@@ -369,7 +369,7 @@ def test_a_failure_is_told_saved_and_told_again(tmp_path, capsys, monkeypatch):
     def of_other_scores(given, convert=None):
         return build(replace(given, scores=given.scores + 1.0), convert)
 
-    monkeypatch.setattr(checks, "build", of_other_scores)
+    monkeypatch.setattr(judge, "build", of_other_scores)
     arguments = ["--case", "3", "--only", "solve", "--output", str(tmp_path)]
     assert command.main(arguments) == 1
     said = capsys.readouterr().out
