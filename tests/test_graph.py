@@ -752,7 +752,6 @@ def test_a_graph_with_scores_or_structures_is_freed_too(library, kind, query, rn
     scores = rng.normal(size=(3, 3))
     if library == "torch":
         scores = pytest.importorskip("torch").tensor(scores, requires_grad=True)
-    gc.collect()
     gc.disable()
     try:
         fg = fm.FactorGraph()
