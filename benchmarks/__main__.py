@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import (
     alternatives,
     decoding,
+    fixed,
     gpu,
     jax_calls,
     lp_map,
@@ -27,6 +28,7 @@ def main() -> None:
     sections = {
         "passes": passes.run,
         **speed.SECTIONS,
+        **fixed.SECTIONS,
         **structured.SECTIONS,
         **alternatives.SECTIONS,
         **memory.SECTIONS,

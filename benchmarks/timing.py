@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -14,7 +15,32 @@ def interleaved(
     before: dict[str, Callable[[], object]] | None = None,
     in_a_row: dict[str, int] | None = None,
 ) -> dict[str, float]:
-    """The median seconds of each contestant, all measured in turns.
+    """The median seconds of each contestant, all measured in turns; see `in_turns`."""
+    times = in_turns(contestants, repeats, warmup, before, in_a_row)
+    return {name: statistics.median(itertools.chain(*own)) for name, own in times.items()}
+
+
+def ratios(times: dict[str, list[list[float]]], base: str) -> dict[str, float]:
+    """How many times as long as `base` each contestant takes, from what `in_turns` measured.
+
+    Neighbours in time are compared, turn by turn, and the median of that is taken: other work on
+    the machine, which comes and goes, hits both alike.
+    """
+    medians = {name: [statistics.median(turn) for turn in own] for name, own in times.items()}
+    return {
+        name: statistics.median([a / b for a, b in zip(own, medians[base], strict=True)])
+        for name, own in medians.items()
+    }
+
+
+def in_turns(
+    contestants: dict[str, Callable[[], object]],
+    repeats: int,
+    warmup: int = 1,
+    before: dict[str, Callable[[], object]] | None = None,
+    in_a_row: dict[str, int] | None = None,
+) -> dict[str, list[list[float]]]:
+    """The seconds of each call of each contestant, a list per turn, all measured in turns.
 
     Args:
         contestants: by name.
@@ -27,16 +53,17 @@ def interleaved(
     for run in contestants.values():
         for _ in range(warmup):
             run()
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[list[float]]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
+            times[name].append([])
             for _ in range((in_a_row or {}).get(name, 1)):
                 if before and name in before:
                     before[name]()
                 start = time.perf_counter()
                 run()
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(t) for name, t in times.items()}
+                times[name][-1].append(time.perf_counter() - start)
+    return times
 
 
 def table(title: str, header: list[str], rows: list[list[object]]) -> str:
