@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
 __all__ = ["Gradients", "Task"]
+
+
+#: Those of factors without any, by their dtype.
+_NO_SCORES: dict[Any, FloatArray] = {t: np.zeros((1, 0), t) for t in (np.float32, np.float64)}
 
 
 class Gradients(NamedTuple):
@@ -71,7 +75,7 @@ class Task:
         self.form = form = graph._form()
         self.layout = layout = form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        eta_v = _no_scores(dtype)
+        eta_v = _NO_SCORES[dtype]
         if layout.parts:
             # A copy: the backward pass looks at the signs, whatever became of the caller's array.
             eta_v = np.array(layout.flat_factor_scores(NumpySpace, factor_scores, dtype), order="C")
@@ -386,12 +390,6 @@ class Task:
             grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
         totals = self.layout.by_given(NumpySpace, grad_v) if self.layout.parts else []
         return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
-
-
-@lru_cache(maxsize=2)
-def _no_scores(dtype: Any) -> FloatArray:
-    """Those of factors without any."""
-    return np.zeros((1, 0), dtype)
 
 
 def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -548,11 +549,17 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
 
 def checked_options(*given: Any, linear: bool = False) -> Options:
     """The arguments of a query, if they make sense; in the order of `_made_options`."""
-    plain = tuple(map(type, given)) == (str, float, int, int, float, str)
-    make: Callable[..., Options] = (
-        _remembered_options if plain and not is_tracing() else _made_options
-    )
-    return make(*given, linear)
+    make: Callable[..., Options] = _made_options
+    if is_tracing():
+        return make(*given, linear)
+    last, found = _last_options.get(linear, ((), None))
+    if found is not None and all(map(is_, given, last)):
+        return found
+    if tuple(map(type, given)) != (str, float, int, int, float, str):  # may be written to
+        return make(*given, linear)
+    found = _remembered_options(*given, linear)
+    _last_options[linear] = given, found
+    return found
 
 
 def _made_options(
@@ -575,5 +582,7 @@ def _made_options(
     )
 
 
-#: For a training loop that asks with the same options again and again.
+#: For a training loop that asks with the same options again and again: those of the last queries,
+#: quadratic and linear ones, and the objects that they were made from.
 _remembered_options = lru_cache(maxsize=64)(_made_options)
+_last_options: dict[bool, tuple[tuple[Any, ...], Options | None]] = {}

@@ -123,15 +123,16 @@ class Variable(Generic[ArrayT]):
         return self.negate()
 
     def __getitem__(self, key: Any) -> Variable[ArrayT]:
-        if is_tracer(key):
+        if type(key) is tuple:
+            if any([is_tensor(k) for k in key]):
+                key = tuple([to_numpy(k) if is_tensor(k) else k for k in key])
+        elif is_tracer(key):
             raise VariableIndexError(
                 f"{self.name}: an index can't be traced by JAX, for it says which variables a "
                 f"factor sees. Index with numbers that are known before, or use a mask."
             )
-        if is_tensor(key) or is_jax(key):
+        elif is_tensor(key) or is_jax(key):
             key = to_numpy(key)
-        elif type(key) is tuple and any([is_tensor(k) for k in key]):
-            key = tuple([to_numpy(k) if is_tensor(k) else k for k in key])
         keys = (*self.keys, key)
         view = None if self.view is None else self.view.taken(key)
         if view is not None:
