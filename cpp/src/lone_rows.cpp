@@ -28,13 +28,10 @@ struct Extent {
 
 template <class T>
 FACTORMAX_VECTOR Extent<T> extent(const T* y, int n) {
-  T sum = 0, largest = -std::numeric_limits<T>::max();
-  FACTORMAX_EXTREMES(reduction(+ : sum) reduction(max : largest))
-  for (int k = 0; k < n; ++k) {
-    sum += y[k];
-    largest = y[k] > largest ? y[k] : largest;
-  }
-  return {sum, largest};
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int k = 0; k < n; ++k) sum += y[k];
+  return {sum, largest_of(n, -std::numeric_limits<T>::max(), [y](int k) { return y[k]; })};
 }
 
 // The sum of clip(y - t, 0, 1), and how many of these are free or just about to be. Compilers see a

@@ -195,13 +195,8 @@ class FlowFace : public FlowRouting {
       if (t == 0) break;
       for (int i = 0; i < S; ++i) {
         const double* score = eta_v + shape_.transition_at(t, i);
-        double most = -std::numeric_limits<double>::infinity();
-        FACTORMAX_EXTREMES(reduction(max : most))
-        for (int j = 0; j < S; ++j) {
-          const double value = score[j] + here[j];
-          most = value > most ? value : most;
-        }
-        left_.data[(t - 1) * S + i] = most;
+        left_.data[(t - 1) * S + i] = largest_of(S, -std::numeric_limits<double>::infinity(),
+                                                 [=](int j) { return score[j] + here[j]; });
       }
     }
     std::copy(reduced_.data, reduced_.data + steps_ * S, left_.data);

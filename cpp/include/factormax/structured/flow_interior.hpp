@@ -225,13 +225,8 @@ class FlowInterior {
       const double *on = from_.data + t * S, *here = x + t * S;
       for (int i = 0; i < S; ++i) {
         const double* score = eta_v + shape_.transition_at(t, i);
-        double most = -inf;
-        FACTORMAX_EXTREMES(reduction(max : most))
-        for (int j = 0; j < S; ++j) {
-          const double value = score[j] + here[j] + on[j];
-          most = value > most ? value : most;
-        }
-        from_.data[(t - 1) * S + i] = most;
+        from_.data[(t - 1) * S + i] =
+            largest_of(S, -inf, [=](int j) { return score[j] + here[j] + on[j]; });
       }
     }
     return best;
