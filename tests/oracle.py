@@ -335,7 +335,7 @@ def _on_face(qp: _QP, G, A, P, active, near) -> tuple[np.ndarray, float]:
     k = k - K[:, fixed] @ x[fixed]
     L, P = K[:, ~fixed], P[np.ix_(~fixed, ~fixed)]
     y = x[~fixed]
-    y = y - np.linalg.lstsq(L, L @ y - k)[0] if L.size else np.zeros(len(y))
+    y = y - np.linalg.lstsq(L, L @ y - k, rcond=None)[0] if L.size else np.zeros(len(y))
     N = null_space(L) if L.size else np.eye(len(y))
     if N.size:
         curvature, basis = np.linalg.eigh(N.T @ P @ N)
@@ -435,7 +435,7 @@ class Exact:
         k, e = len(self._active), len(self._qp.b)
         slope = self._qp.q - P @ self._x
         generators = np.hstack([G[self._active].T, A.T])
-        weights, _, rank, _ = np.linalg.lstsq(generators, slope)
+        weights, _, rank, _ = np.linalg.lstsq(generators, slope, rcond=None)
         if rank == k + e:  # only one λ
             return min(margin, max(weights[:k].min(), 0.0))
         scale = max(1.0, np.abs(slope).max())

@@ -40,7 +40,7 @@ def test_recipe_runs(recipe, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     plt = pytest.importorskip("matplotlib.pyplot")
-    source = recipe.read_text()
+    source = recipe.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -62,7 +62,7 @@ def test_recipe_runs(recipe, monkeypatch):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipe_is_short_and_has_a_title(recipe):
-    source = recipe.read_text()
+    source = recipe.read_text(encoding="utf-8")
     assert lines_of_code(source) <= 30
     title, underline, *_ = ast.get_docstring(ast.parse(source)).splitlines()
     assert underline == "=" * len(title)

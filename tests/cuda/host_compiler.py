@@ -63,11 +63,11 @@ def _made(
     _BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_BUILD) as folder:
         for name, text in files.items():
-            Path(folder, name).write_text(text)
+            Path(folder, name).write_text(text, encoding="utf-8")
         for name, target in (links or {}).items():
             Path(folder, name).symlink_to(target)
         command = [*compiler.split(), *flags, *what, "-o", made.name]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8")
         if done.returncode:
             raise RuntimeError(f"{compiler} failed:\n{done.stderr}")
         os.replace(Path(folder, made.name), made)

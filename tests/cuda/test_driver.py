@@ -124,6 +124,7 @@ def test_finding_nvrtc(tmp_path, monkeypatch):
         (tmp_path / place).mkdir(parents=True)
         for name in ("libnvrtc.so.12", "libnvrtc.alt.so.12", "libnvrtc-builtins.so.12.4"):
             (tmp_path / place / name).touch()
+    (tmp_path / "wheels/nvidia/__init__.py").touch()  # as in wheels of CUDA 12
     monkeypatch.syspath_prepend(tmp_path / "wheels")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     found = [c for c in compiler._candidates() if str(tmp_path) in c]
