@@ -50,9 +50,9 @@ struct Job {
 };
 
 inline void pause() {
-#if defined(_M_X64) || defined(_M_IX86)
+#if defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))
   _mm_pause();
-#elif defined(_M_ARM64)
+#elif defined(_MSC_VER) && defined(_M_ARM64)
   __yield();
 #elif defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

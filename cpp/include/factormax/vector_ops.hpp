@@ -10,7 +10,8 @@
 #include "factormax/span.hpp"
 
 // Functions marked so are compiled twice, for any x86-64 and for one with AVX2, and the machine
-// picks at load time. What they call must be inlined to be compiled along.
+// picks at load time. What they call must be inlined to be compiled along. clang does this for no
+// templates, and most of these are: its builds take AVX2 where -march=x86-64-v3 tells them to.
 #if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__x86_64__) && \
     defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FACTORMAX_VECTOR __attribute__((target_clones("arch=x86-64-v3", "default")))
