@@ -106,7 +106,7 @@ test-jax:  ## the tests of JAX with the oldest and the newest version: JAX_RANGE
 
 # The package is built with the oldest build tools, and tested with what it claims to run with.
 OLDEST_BUILD ?= scikit-build-core==0.11.0 nanobind==2.5.0
-OLDEST ?= numpy==1.24.0 torch==2.4.0
+OLDEST ?= numpy==1.24.0 torch==2.5.0
 BOUNDS_ARGS ?= -n auto tests
 TEST_TOOLS := clarabel cvxpy hypothesis pytest pytest-xdist scipy
 

@@ -6,6 +6,7 @@ marking a function imports all of it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ __all__ = ["find_optimum", "listed", "loss", "solve", "solve_map", "solve_own"]
 
 def _hidden(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     disable: Any = torch.compiler.disable
+    if "reason" not in inspect.signature(disable).parameters:  # before torch 2.7
+        return disable(function)  # type: ignore[no-any-return]
     return disable(function, reason=f"factormax: {reason}")  # type: ignore[no-any-return]
 
 
