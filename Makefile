@@ -258,9 +258,12 @@ check-dist: $(STAMPS)/tools $(STAMPS)/release  ## source distribution and wheel:
 	build/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	cd build/clean && bin/python ../../tests/smoke.py
 
+.PHONY: check-release
+check-release: check-workflows check-dist  ## what is published: both of these
+
 # Nothing here tags or uploads: the tag does, by the workflow Wheels.
 .PHONY: release
-release: lint test test-slow test-bare test-oldest test-jax check-workflows check-dist  ## everything to check before a version is tagged
+release: lint test test-slow test-bare test-oldest test-jax check-release  ## everything to check before a version is tagged
 	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/factormax/__init__.py); \
 	  grep -q "^## \[$$version\]" CHANGELOG.md || { echo "CHANGELOG.md has no section [$$version]: see CONTRIBUTING.md, Release."; exit 1; }; \
 	  [ -z "$$(git status --porcelain)" ] || { echo "The working tree is not clean."; exit 1; }; \
