@@ -18,6 +18,23 @@ struct PythonOracle {
   nb::object* raised = nullptr;  // shared by all: the first exception
 };
 
+// What was raised, with its traceback. Before Python 3.12 that may still be a class and its
+// argument apart, which older nanobind hands on as they are.
+inline nb::object exception_of(nb::python_error& error) {
+#if PY_VERSION_HEX < 0x030C0000
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  error.restore();
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return nb::steal(value);
+#else
+  return nb::borrow(error.value());
+#endif
+}
+
 // function(instance, eta_u, eta_v) -> (m, n), arrays of float64, or None if there is no structure.
 inline int call_python(const double* eta_u, std::int64_t d, const double* eta_v, std::int64_t s,
                        double* m, double* n, void* context, std::int64_t instance) {
@@ -51,7 +68,7 @@ inline int call_python(const double* eta_u, std::int64_t d, const double* eta_v,
     std::copy(features.data(), features.data() + s, n);
     return 0;
   } catch (nb::python_error& error) {
-    *oracle->raised = nb::borrow(error.value());
+    *oracle->raised = exception_of(error);
   } catch (const std::exception& error) {
     nb::object type = nb::borrow(PyExc_ValueError);
     *oracle->raised = type(error.what());
