@@ -52,7 +52,7 @@ from factormax.status import Status
 from factormax.threads import set_num_threads
 from factormax.variable import Variable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "NO_STRUCTURE",
