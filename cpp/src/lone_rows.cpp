@@ -452,7 +452,7 @@ void solve_lone_rows(const Problem<T>& p, std::int64_t batch, double tol, const 
   std::vector<Ended> ended(chunks > 1 ? batch * chunks : 0);
   struct State {
     State(const Problem<T>& p, double tol, const Outputs<T>& out, Control& control)
-        : lease(memory, lone_row_bytes<T>(*p.lone_rows)), solver(p, tol, out) {
+        : lease(memory_of_thread(), lone_row_bytes<T>(*p.lone_rows)), solver(p, tol, out) {
       if (lease.get() == nullptr) {
         control.fail_for_memory();
       } else {
@@ -487,7 +487,7 @@ void vjp_lone_rows(const Problem<T>& p, std::int64_t batch, const BatchGradients
   // For rows whose variables do not lie side by side.
   struct Room {
     Room(int longest, Control& control)
-        : lease(memory, static_cast<std::size_t>(longest) * (2 * sizeof(T) + 1) + 256) {
+        : lease(memory_of_thread(), static_cast<std::size_t>(longest) * (2 * sizeof(T) + 1) + 256) {
       if (Workspace* ws = lease.get()) {
         grad = ws->take<T>(longest);
         out = ws->take<T>(longest);

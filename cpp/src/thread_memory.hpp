@@ -62,7 +62,11 @@ class ThreadMemory {
   bool busy_ = false;
 };
 
-inline thread_local ThreadMemory memory;
+// A function, since the linker of MinGW takes an inline variable of a thread for two.
+inline ThreadMemory& memory_of_thread() {
+  thread_local ThreadMemory memory;
+  return memory;
+}
 
 // A state and the memory it is laid out in. `lay_out` is called twice, to count and to lay out: one
 // state serves both, for it is large, and a small solve would notice the making of another.
@@ -70,7 +74,7 @@ template <class State>
 class Leased {
  public:
   template <class LayOut>
-  explicit Leased(LayOut lay_out) : lease_(memory, bytes(lay_out)) {
+  explicit Leased(LayOut lay_out) : lease_(memory_of_thread(), bytes(lay_out)) {
     if (Workspace* workspace = lease_.get()) lay_out(state, *workspace);
   }
 
