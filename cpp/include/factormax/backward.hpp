@@ -308,7 +308,9 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
   system.multiply_box(d.data, rhs);
   if (structured != nullptr) add_structures(problem, p, *structured, grads, d.data, system, rhs);
   const T size = max_abs(Span<const T>(d.first(p.n)));
-  const T residual = system.solve(Span<const T>(rhs), T(Precision<T>::backward));
+  // A gradient that the rows leave as it is makes a right-hand side of rounding.
+  const T rounding = 4 * std::numeric_limits<T>::epsilon() * size;
+  const T residual = system.solve(Span<const T>(rhs), T(Precision<T>::backward), rounding);
   system.subtract_transpose(Span<const T>(system.solution), d.data);
 
   if (p.complete && !p.weighted()) {

@@ -30,20 +30,27 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
   const Span<T> r = memory.residual.first(count), d = memory.direction.first(count),
                 q = memory.product.first(count), best = memory.best.first(count);
   apply(t, q);
-  T rho = 0;
+  T rho = 0, gained = 0;  // by what t has to begin with
   for (int i = 0; i < count; ++i) {
     r[i] = rhs[i] - q[i];
     d[i] = r[i] / diagonal[i];
     rho += r[i] * d[i];
+    gained += t[i] * (rhs[i] + r[i]);
   }
   copy(Span<const T>(t), best);
-  T least = max_abs(Span<const T>(r)), gained = 0;
+  const T null = 4 * std::numeric_limits<T>::epsilon();  // less curvature is that of the null space
+  T least = max_abs(Span<const T>(r));
   for (int step = 0, since = 0; step < limits.steps && since < limits.patience && least > goal;
        ++step) {
     if (stop(step)) break;
     apply(d, q);
-    const T curvature = dot(Span<const T>(d), Span<const T>(q));
-    if (!(curvature > 0)) break;
+    T curvature = 0, most = 0;
+#pragma omp simd reduction(+ : curvature, most)
+    for (int i = 0; i < count; ++i) {
+      curvature += d.data[i] * q.data[i];
+      most += d.data[i] * d.data[i] * diagonal.data[i];
+    }
+    if (!(curvature > null * most)) break;
     const T alpha = rho / curvature;
     axpy(alpha, Span<const T>(d), t);
     axpy(-alpha, Span<const T>(q), r);

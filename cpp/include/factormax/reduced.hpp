@@ -74,10 +74,11 @@ class ReducedSystem {
   }
 
   // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted`
-  // relative to the largest entry of rhs; returns the residual reached, absolute.
-  T solve(Span<const T> rhs, T wanted) {
+  // relative to the largest entry of rhs, but no less than `rounding`, which it may be made of;
+  // returns the residual reached, absolute.
+  T solve(Span<const T> rhs, T wanted, T rounding = 0) {
     if (count == 0) return 0;
-    const T goal = wanted * max_abs(rhs.first(count));
+    const T goal = std::max(wanted * max_abs(rhs.first(count)), rounding);
     if (direct_ || by_variables_) {
       const T residual = solve_dense(rhs, goal);
       if (residual <= goal) return residual;
