@@ -175,6 +175,7 @@ class Cuts {
         for_words([&](int m) {
           if (s_.member[m]) s_.state[m] = kSkipped;
         });
+        wait();
         if (full) return stop();
         if (rank_ == 0) cuts_.add(tree_, f_);
         wait();

@@ -186,6 +186,7 @@ FM_DEVICE void StructureSet<V>::rotate(int i) const {
     const int r = c * kWorkers + team_.rank;
     own[c] = r > i && r < rows ? row_of(r)[i] : T(0);
   }
+  wait();
 #pragma unroll 1
   for (int k = i; k < count - 1; ++k) {
     const T b = factor_row(k + 1)[k + 1];
