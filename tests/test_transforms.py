@@ -389,6 +389,29 @@ def test_forward_mode_by_itself():
     torch.testing.assert_close(slope, (expected[0] * move).sum())
 
 
+@pytest.mark.parametrize("outer", [torch.func.jacfwd, torch.func.jacrev])
+@pytest.mark.parametrize("inner", [torch.func.jacfwd, torch.func.jacrev])
+@pytest.mark.parametrize("loss", [False, True])
+def test_second_derivatives_of_optima_in_any_order(outer, inner, loss):
+    def value(scores):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u))
+        if loss:
+            return fg.loss({u: torch.tensor([1.0, 0.0, 0.0])})
+        return fg.solve(temperature=scores[0] + 1).objective
+
+    def by_hand(scores):  # all three are on
+        cooled = scores if loss else scores / (scores[0] + 1)
+        mu = cooled + (1 - cooled.sum()) / 3
+        best = cooled @ mu - mu @ mu / 2
+        return best - cooled[0] + 0.5 if loss else best
+
+    scores = torch.tensor([0.3, 0.1, -0.2], dtype=torch.float64)
+    want = torch.func.hessian(by_hand)(scores)
+    torch.testing.assert_close(outer(inner(value))(scores), want, rtol=0, atol=1e-12)
+
+
 def test_a_gradient_penalty():
     """A function of the gradient, differentiated in the middle of others."""
     weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)

@@ -37,7 +37,7 @@ class Applied(torch.autograd.Function):
             return plan.task.applied_there(place, *vectors)  # type: ignore[no-any-return]
         host = plan.task.host
         dtype = host.raw.mu.dtype
-        numbers = [v.detach().cpu().numpy().astype(dtype, copy=False) for v in vectors]
+        numbers = [v.numpy(force=True).astype(dtype, copy=False) for v in vectors]
         found = host.applied(which, place.cpu().numpy(), numbers)
         return tuple([torch.from_numpy(f).to(place.device, vectors[0].dtype) for f in found])
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Optimum"]
+__all__ = ["Optimum", "optimum"]
 
 
 class Optimum(torch.autograd.Function):
     """An optimal value that is known, as a function of the scores it came from.
 
     By Danskin's theorem its gradient is the solution. That is handed on with its history, so that
-    derivatives of any order are right, in reverse and in forward mode.
+    derivatives of any order are right. For the transforms there is `optimum`.
 
     Args (of `apply`):
         value: `(*batch,)`, the number itself.
@@ -22,8 +22,6 @@ class Optimum(torch.autograd.Function):
         *terms: the scores, `(*batch, *shape)` or shared by the instances, and then, for each of
             them, their marginals, `(*batch, *shape)`.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(value: Tensor, temperature: Tensor | None, *terms: Tensor) -> Tensor:
@@ -36,7 +34,6 @@ class Optimum(torch.autograd.Function):
         _, temperature, *terms = inputs
         kept = terms if temperature is None else [*terms, temperature]
         ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
         ctx.cooled = temperature is not None
 
     @staticmethod
@@ -56,19 +53,20 @@ class Optimum(torch.autograd.Function):
             of_temperature = inner.sum_to_size(temperature.shape).to(temperature.dtype)
         return None, of_temperature, *found, *[None] * len(marginals)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """How the value moves with the scores."""
-        value, of_temperature, *moved = tangents
-        scores, marginals, temperature = _split(ctx)
-        pairs = zip(scores, moved[: len(scores)], strict=True)
-        moves = [torch.zeros_like(s) if t is None else t for s, t in pairs]
-        found = _inner(moves, marginals, value)
-        if temperature is not None:
-            found = found / temperature
-            if of_temperature is not None:
-                found = found - _inner(scores, marginals, value) * of_temperature / temperature**2
-        return found.to(value.dtype)
+
+def optimum(value: Tensor, *terms: Tensor) -> Tensor:
+    """The same in torch's own operations, for every order of transforms; without a temperature.
+
+    The marginals are linear in the scores, piece by piece, so that the value between two points is
+    that at one of them and the mean of their marginals, times the way. torch keeps no outer
+    tangents of what a `torch.autograd.Function` has saved for its forward mode.
+    """
+    count = len(terms) // 2
+    scores = [torch.where(s.isfinite(), s, 0) for s in terms[:count]]
+    marginals = [torch.nan_to_num(m) for m in terms[count:]]
+    ways = [s - s.detach() for s in scores]
+    means = [(m + m.detach()) / 2 for m in marginals]
+    return value.detach() + _inner(ways, means, value)
 
 
 def _split(ctx: Any) -> tuple[tuple[Tensor, ...], list[Tensor], Tensor | None]:

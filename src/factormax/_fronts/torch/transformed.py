@@ -18,7 +18,7 @@ from torch import Tensor
 from factormax._fronts.torch.arrays import as_tensor, match
 from factormax._fronts.torch.flat import first_tensor, flat_numbers, flat_target, set_answer
 from factormax._fronts.torch.flat_solve import FlatLossPlan, FlatPlan, FlatProbs, FlatSolve
-from factormax._fronts.torch.optimum import Optimum
+from factormax._fronts.torch.optimum import optimum
 from factormax._options import Options
 from factormax.errors import GraphError
 from factormax.queries.loss import check_shape, check_target
@@ -51,8 +51,7 @@ def solve_transformed(
     eta_u, eta_v, found = _applied_to(plan, graph, warm, temperature)
     mu, mu_v, objective, tau, report, place = found
     listing = FlatListing(plan, place, eta_u, eta_v)
-    apply: Any = Optimum.apply
-    objective = apply(objective, None, eta_u, eta_v, mu, mu_v)
+    objective = optimum(objective, eta_u, eta_v, mu, mu_v)
     like = first_tensor(graph)
     answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     numbers = (mu, mu_v, objective, tau, report.T)
@@ -106,8 +105,7 @@ def loss_transformed(
     eta_u, eta_v, found = _applied_to(plan, graph, None, temperature, *more)
     grad_u, grad_v, losses, mu, mu_v, tau, report, place = found
     listing = FlatListing(plan, place, eta_u.detach(), eta_v.detach())
-    apply: Any = Optimum.apply
-    value = apply(losses, None, eta_u, eta_v, grad_u, grad_v)
+    value = optimum(losses, eta_u, eta_v, grad_u, grad_v)
     like = first_tensor(graph)
     answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     layout = plan.form.layout
