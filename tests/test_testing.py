@@ -103,6 +103,37 @@ def test_many_factors_of_one_call():
         check_factor(fm.Table([u[:2], u[2:]], np.zeros((2, 2, 2))))
 
 
+@pytest.mark.parametrize("make", [fm.Xor, TwoOf], ids=["rows", "structured"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "trials must be a whole number from 1 "),
+        ({"trials": "ten"}, "trials must be a whole number from 1 "),
+        ({"scales": ()}, "scales must have at least one number"),
+        ({"scales": 1.0}, r"scales must be a tuple of numbers, such as \(1.0,\), got 1.0"),
+        ({"scales": (1.0, np.nan)}, "each of scales must be a finite number, got nan"),
+    ],
+    ids=str,
+)
+def test_a_check_of_nothing_is_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        check_factor(make(fm.FactorGraph().variable(4)), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TwoOf, r"such as TwoOf\(fm.FactorGraph\(\).variable\(4\)\), got the class TwoOf"),
+        (np.zeros(4), r"such as fm.Xor\(.*\), got ndarray"),
+        (fm.FactorGraph, r"such as fm.Xor\(.*\), got the class FactorGraph"),
+    ],
+    ids=["a class", "an array", "another class"],
+)
+def test_what_is_no_factor_is_refused(given, message):
+    with pytest.raises(fm.GraphError, match=f"check_factor takes a factor, {message}"):
+        check_factor(given)
+
+
 def test_every_factor_is_here():
     assert set(CONTRACT) | set(STRUCTURED) == set(factors.__all__)
 
@@ -264,6 +295,17 @@ def test_an_oracle_that_finds_nothing_is_noticed():
     check(Shy, 5, masks=False)
 
 
+@pytest.mark.parametrize("allowed", [None, lambda on: on.sum() == 1])
+def test_an_oracle_that_never_finds_a_structure_is_noticed(allowed):
+    class Never(fm.Factor):
+        def map(self, eta_u, eta_v):
+            return fm.NO_STRUCTURE
+
+    message = "Never over u: map never found a structure, in 30 trials"
+    with pytest.raises(AssertionError, match=message):
+        check(Never, 5, allowed=allowed)
+
+
 def test_an_oracle_that_ignores_masks_is_noticed():
     class Blind(fm.Factor):
         def map(self, eta_u, eta_v):
@@ -378,5 +420,6 @@ def test_features_that_are_not_those_of_map_are_noticed(answer):
         def features_of(self, m):
             return answer
 
-    with pytest.raises((AssertionError, fm.ShapeError), match="Plain over u: features_of returned"):
+    message = "Plain over u: features_of returned (factormax.NO_STRUCTURE for|1 features)"
+    with pytest.raises((AssertionError, fm.ShapeError), match=message):
         check(Plain)

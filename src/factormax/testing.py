@@ -9,7 +9,7 @@ factors pass it; so should a new one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any, NoReturn
 
@@ -22,11 +22,13 @@ from factormax._model import model_of
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax.arrays import FloatArray
+from factormax.checks import finite_number, shown, whole_number
 from factormax.errors import GraphError
 from factormax.factors.base import BaseFactor
 from factormax.factors.factor import Factor
 from factormax.factors.pair import Pair
-from factormax.factors.structured import StructuredFactor
+from factormax.factors.structured import NO_STRUCTURE, StructuredFactor
+from factormax.graph import MOST
 from factormax.status import Status
 
 __all__ = ["check_factor", "dense_problem"]
@@ -55,8 +57,9 @@ def check_factor(
       central differences of the solution, away from kinks;
     - a factor made of rows is solved as by `factormax.reference`;
     - the oracle of a structured factor gives the same answer when asked again, and a better one
-      than all that it gave to other scores; the solution is made of its structures, and none
-      would improve it; `features_of`, where it is defined, knows them.
+      than all that it gave to other scores; it finds a structure at least once; the solution is
+      made of its structures, and none would improve it; `features_of`, where it is defined, knows
+      them.
 
     Args:
         factor: over variables of a graph of its own.
@@ -89,6 +92,7 @@ def check_factor(
         ...         return np.arange(len(eta_u)) == np.argmax(eta_u), []
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
+    trials, scales = _checked_arguments(factor, trials, scales)
     factor._record.expect_no_more_of(factor)
     if isinstance(factor, StructuredFactor) and factor._count != 1:
         raise GraphError(
@@ -138,6 +142,25 @@ def dense_problem(inputs: Inputs, instance: int) -> reference.DenseProblem:
 
 
 # ---- Instances -----------------------------------------------------------------------------------
+
+
+def _checked_arguments(factor: Any, trials: Any, scales: Any) -> tuple[int, tuple[float, ...]]:
+    """The number of trials and the scales, if there is something to check."""
+    if not isinstance(factor, BaseFactor):
+        example = "fm.Xor(fm.FactorGraph().variable(4))"
+        got = type(factor).__name__
+        if isinstance(factor, type):
+            got = f"the class {factor.__name__}"
+            if issubclass(factor, BaseFactor):
+                example = f"{factor.__name__}(fm.FactorGraph().variable(4))"
+        raise GraphError(f"check_factor takes a factor, such as {example}, got {got}.")
+    trials = whole_number("trials", trials, 1, MOST)
+    if not isinstance(scales, Iterable):
+        raise ValueError(f"scales must be a tuple of numbers, such as (1.0,), got {shown(scales)}.")
+    scales = tuple(finite_number("each of scales", scale) for scale in scales)
+    if not scales:
+        raise ValueError("scales must have at least one number, or nothing is checked, got ().")
+    return trials, scales
 
 
 def _random_numbers(
@@ -322,6 +345,13 @@ class _Seen:
                     answers.append((name, numbers, i, answer))
                     if answer is not None and whole:
                         self._add(answer[0][None], answer[1][None], numbers, i)
+        if all(answer is None for *_, answer in answers):
+            trials = sum(len(numbers.eta_u) for numbers in batches)
+            raise AssertionError(
+                f"{self.factor.name}: {' and '.join(self.oracles)} never found a structure, in "
+                f"{trials} trials, so that nothing can be checked. It must return one wherever "
+                f"there is one; if few scores have any, draw such scores by sample=."
+            )
         for name, numbers, i, answer in answers:
             eta_u, eta_v, _ = self._scores(numbers, i)
             known = self._values(self.assignments, self.features, eta_u, eta_v)
@@ -346,8 +376,9 @@ class _Seen:
             found = self.factor._checked_features(m)
             only = (self.assignments == m).all(axis=1).sum() == 1
             if found is None or (only and not np.allclose(found, n, rtol=0, atol=1e-9)):
+                returned = NO_STRUCTURE if found is None else found
                 raise AssertionError(
-                    f"{self.factor.name}: features_of returned {found!r} for {m!r}, which map "
+                    f"{self.factor.name}: features_of returned {returned!r} for {m!r}, which map "
                     f"returned with the features {n!r}."
                 )
 
