@@ -260,7 +260,8 @@ class Says(fm.Factor):
         ((np.array([0.5, 0, 0]), []), "returned 0.5 in the assignment, which must be 0 or 1"),
         ((np.array([np.nan, 0, 0]), []), "returned nan in the assignment"),
         ((np.array([2, 0, 0]), []), "returned 2 in the assignment"),
-        ((np.zeros(3), [1.0]), "returned 1 features, expected 0"),
+        ((np.zeros(3), [1.0]), r"returned 1 features, expected 0, .* return \[\] for them"),
+        ((np.zeros(3), None), r"None for the features, expected 0, .* return \[\] for them"),
         (np.zeros(3), r"map must return \(m, n\).*got ndarray"),
         (7, r"map must return \(m, n\).*got int"),
         ((np.array([0, 0, 1]), []), "switched on a variable that is masked"),
@@ -276,11 +277,26 @@ def test_wrong_answers_are_reported_by_name(answer, message):
 
 @pytest.mark.parametrize(
     ("features", "message"),
-    [([1.0], "1 features, expected 2"), ([1.0, np.inf], "a feature that is not finite")],
+    [
+        ([1.0], "1 features, expected 2, one for each score"),
+        (None, "None for the features, expected 2, one for each score"),
+        ([1.0, np.inf], "a feature that is not finite"),
+    ],
 )
 def test_wrong_features_are_reported_by_name(features, message):
     fg, _, _ = graph(lambda u: Says(u, (np.zeros(3), features), np.zeros(2)), np.zeros(3))
     with pytest.raises(fm.GraphError, match=f"Says over u: .*{message}"):
+        fg.solve()
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=["one", "batch"])
+def test_a_batch_without_features_is_reported_by_name(shape):
+    class Batch(fm.Factor):
+        def map_batch(self, eta_u, eta_v):
+            return np.zeros(eta_u.shape), None
+
+    fg, _, _ = graph(lambda u: Batch(u, np.zeros(1)), np.zeros(shape))
+    with pytest.raises(fm.ShapeError, match="Batch over u: map_batch must return one structure"):
         fg.solve()
 
 

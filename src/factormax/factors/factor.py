@@ -140,7 +140,7 @@ class Factor(StructuredFactor):
         answers = self.map_batch(*one)  # type: ignore[attr-defined]
         if answers is NO_STRUCTURE:
             return NO_STRUCTURE
-        m, n = self._parts(answers, "map_batch")
+        m, n = self._batch_parts(answers, 1)
         return NO_STRUCTURE if m[0] is NO_STRUCTURE else (m[0], n[0] if self._num_scores else ())
 
     @any_arguments
@@ -252,12 +252,7 @@ class Factor(StructuredFactor):
         )
         if answer is NO_STRUCTURE:
             return [None] * count
-        m, n = self._parts(answer, "map_batch")
-        if not hasattr(m, "__len__") or len(m) != count or (self._num_scores and len(n) != count):
-            raise ShapeError(
-                f"{self.name}: map_batch must return one structure for each of {count} instances "
-                f"(in a list, fm.NO_STRUCTURE where there is none)."
-            )
+        m, n = self._batch_parts(answer, count)
         return [
             None
             if m[i] is NO_STRUCTURE
@@ -270,10 +265,15 @@ class Factor(StructuredFactor):
         m, n = self._parts(answer, word)
         if m is None:
             raise GraphError(f"{self.name}: {word} returned None for a structure. {_NONE}")
+        size, scores = self._size, math.prod(self._score_shape)
+        hint = "one for each score" if scores else "as it has no scores: return [] for them"
+        if n is None:
+            raise ShapeError(
+                f"{self.name}: {word} returned None for the features, expected {scores}, {hint}."
+            )
         on, features = (
             np.ascontiguousarray(to_numpy(a), dtype=np.float64).reshape(-1) for a in (m, n)
         )
-        size, scores = self._size, math.prod(self._score_shape)
         if on.size != size:
             raise ShapeError(
                 f"{self.name}: {word} returned an assignment of {on.size} variables, expected "
@@ -281,8 +281,7 @@ class Factor(StructuredFactor):
             )
         if features.size != scores:
             raise ShapeError(
-                f"{self.name}: {word} returned {features.size} features, expected {scores}, one "
-                f"for each score."
+                f"{self.name}: {word} returned {features.size} features, expected {scores}, {hint}."
             )
         if not np.isin(on, (0.0, 1.0)).all():
             odd = on[~np.isin(on, (0.0, 1.0))][0]
@@ -296,6 +295,18 @@ class Factor(StructuredFactor):
         if not np.isfinite(features).all():
             raise GraphError(f"{self.name}: {word} returned a feature that is not finite.")
         return on, features
+
+    def _batch_parts(self, answer: Any, count: int) -> tuple[Any, Any]:
+        """The assignments and features that `map_batch` returned, if they are as many."""
+        m, n = self._parts(answer, "map_batch")
+        parts = (m, n) if self._num_scores else (m,)
+        if any(not hasattr(part, "__len__") or len(part) != count for part in parts):
+            raise ShapeError(
+                f"{self.name}: map_batch must return one structure for each of {count} instances "
+                f"(in a list, fm.NO_STRUCTURE where there is none), with its features if the "
+                f"factor has scores."
+            )
+        return m, n
 
     def _parts(self, answer: Any, word: str) -> tuple[Any, Any]:
         if answer is None:
