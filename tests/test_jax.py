@@ -370,6 +370,9 @@ def test_queries_outside_of_a_trace():
     solution = fg.solve()
     assert u.value.dtype == jnp.float32 and solution.engine == "cpu"
     assert solution.status is fm.Status.CONVERGED
+    handed_out = (factor.probs, factor.structures, factor.num_structures, solution.objective)
+    assert all(isinstance(array, jax.Array) for array in handed_out)
+    assert factor.probs.dtype == jnp.float32
     mean = jnp.einsum("k,kij->ij", factor.probs, factor.structures)
     np.testing.assert_allclose(mean, u.value, atol=1e-6)
     again = fg.solve(warm_start=solution)

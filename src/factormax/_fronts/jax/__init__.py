@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +23,7 @@ from factormax.conflict import conflicts_of
 from factormax.errors import GraphError
 from factormax.queries.loss import Target, evaluate
 from factormax.solution import Solution
+from factormax.structures import Support
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
@@ -135,5 +137,9 @@ def _set_answer(graph: FactorGraph, task: Task) -> None:
         (p, like(v, p.given if hasattr(p.given, "devices") else first))
         for v, p in zip(task.factor_values(), graph._score_parts(), strict=True)
     ]
-    answers = task.answers(graph._structured, task.found, jnp.asarray)
-    graph._set_answer(values, factor_values, answers)
+
+    def found(factor: int) -> tuple[Support, jax.Array]:
+        support, probs = task.found(factor)
+        return support, jnp.asarray(probs)
+
+    graph._set_answer(values, factor_values, task.answers(graph._structured, found, jnp.asarray))
