@@ -1,6 +1,7 @@
 """JAX: every factor through every transformation."""
 
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -356,6 +357,58 @@ def test_failures_outside_of_jit():
         jax.grad(lambda e: counted(e, 1)[0].sum())(eta.at[1, 2].set(jnp.nan))
     with pytest.raises(fm.GraphError, match=r"Exactly.*count must be at least 0"):
         jax.vmap(lambda c: counted(eta, c)[0])(jnp.array([1, -1]))
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_conflicts_are_named_outside_of_jit(structured):
+    solutions = []
+
+    def run(eta, on_failure="warn"):
+        fg = fm.FactorGraph(batch_dims=eta.ndim - 2)
+        u = fg.variable_from(eta)
+        fg.add(fm.Matching(u) if structured else fm.Xor(u, axis=1))
+        fg.add(fm.Budget(u[:1], 0))
+        solutions.append(fg.solve(on_failure=on_failure))
+        return u.value.sum()
+
+    def said(function, *args):
+        with pytest.warns(fm.NotConvergedWarning) as warned:
+            function(*args)
+        return str(warned[0].message)
+
+    eta = jnp.asarray(random(3, 3))
+    plain = said(run, eta)
+    conflict = solutions[-1].conflict()
+    first = "Matching over u" if structured else "Xor over u[0, :]"
+    assert conflict == [first, "Budget over u[:1]"]
+    names = f"These exclude each other: {'; '.join(conflict)}."
+    assert names in plain
+    assert said(jax.grad(run), eta) == said(jax.jvp, run, (eta,), (eta,)) == plain
+    for solution in solutions:  # the numbers are there
+        assert solution.status is fm.Status.INFEASIBLE and solution.conflict() == conflict
+    jax.grad(partial(run, on_failure="ignore"))(eta)
+    assert solutions[-1].conflict() == conflict
+    with pytest.raises(fm.InfeasibleError, match=re.escape(names)):
+        jax.grad(partial(run, on_failure="raise"))(eta)
+
+    batch = jnp.stack([eta] * 4).reshape(2, 2, 3, 3)
+    assert f"The first is instance (0, 0). {names}" in said(jax.grad(run), batch)
+    assert f"The first is instance (0,). {names}" in said(jax.vmap(jax.grad(run)), batch)
+    for transform, given in ((jax.vmap, batch[0]), (jax.jit, eta)):  # they are not
+        with pytest.raises(fm.GraphError, match="conflict: inside a transform"):
+            transform(lambda e: (run(e, "ignore"), solutions[-1].conflict()))(given)
+
+
+def test_conflicts_of_a_loss_are_named_outside_of_jit():
+    def loss(eta):
+        fg = fm.FactorGraph()
+        u = fg.variable_from(eta)
+        fg.add(fm.Xor(u))
+        fg.add(fm.Budget(u, 0))
+        return fg.loss({u: jnp.zeros(3)}, mask=jnp.array([True, False, False]))
+
+    with pytest.warns(fm.NotConvergedWarning, match="each other: Xor over u; Budget over u"):
+        jax.grad(loss)(jnp.ones(3))
 
 
 def test_queries_outside_of_a_trace():

@@ -45,7 +45,8 @@ def _solve(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any = 
     inputs, warm = plan.inputs(kept, check=True, place=place)
     raw = answer(inputs, plan.options, warm)
     if not quiet:
-        report_failures(raw, plan.options.on_failure)
+        conflicts = plan.conflicts_of(inputs, raw)
+        report_failures(raw, plan.options.on_failure, conflicts=conflicts)
     if plan.is_structured and not plan.options.linear:
         _remember(plan, arrays, inputs, raw)
     dtype, report = inputs.eta_u.dtype, raw.report()

@@ -5,6 +5,8 @@ JAX keeps it with the traced function, so it holds nothing that was traced.
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +18,10 @@ from factormax._engines.cpu import BY_ROWS, _settings
 from factormax._inputs import Inputs
 from factormax._model import is_large
 from factormax._options import Options
+from factormax._raw import RawSolution
 from factormax.arrays import is_tracer
 from factormax.checks import check_scores
+from factormax.conflict import Conflicts, conflicts_of
 from factormax.factors.base import BaseFactor
 from factormax.factors.structured import StructuredFactor
 from factormax.scope import ListedPart
@@ -25,7 +29,7 @@ from factormax.scope import ListedPart
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["Operands", "Plan", "plan_of"]
+__all__ = ["Operands", "Plan", "Query", "plan_of"]
 
 Names = list[tuple[str, tuple[int, ...]]]
 
@@ -53,6 +57,26 @@ class FactorParams(NamedTuple):
         return any([p is None for p in self.given])
 
 
+class Query:
+    """A query while it is being answered, to name the factors if it fails.
+
+    Attributes:
+        graph: the one that is asked.
+        conflicts: of its infeasible instances, once it is solved outside of jit.
+    """
+
+    def __init__(self, graph: FactorGraph) -> None:
+        self.graph = graph
+        self.conflicts: Conflicts | None = None
+
+    def find_conflicts(self, inputs: Inputs, raw: RawSolution) -> Conflicts | None:
+        """Those of a solution."""
+        shape = self.graph._known_batch_shape()
+        own = shape if math.prod(shape) == inputs.batch else None  # vmap adds instances
+        self.conflicts = conflicts_of(self.graph._factors, inputs, raw, own)
+        return self.conflicts
+
+
 class Plan:
     """A graph, without its numbers, and how to solve it. Compared by identity.
 
@@ -65,6 +89,7 @@ class Plan:
         factors: the parameters of all factors.
         oracles: the user's own, as of `Inputs`.
         wiring: what the factors are, to be written; None if it can't be.
+        query: what it is made for, referred to weakly: it leads to what was traced.
     """
 
     def __init__(
@@ -78,16 +103,23 @@ class Plan:
         factors: list[FactorParams],
         oracles: tuple[Any, ...] = (),
         wiring: list[Any] | None = None,
+        query: weakref.ref[Query] | None = None,
     ) -> None:
         self.model, self.options, self.operands = model, options, operands
         self.tensors, self.scores, self.allow_minus_inf = tensors, scores, allow_minus_inf
         self.factors, self.oracles, self.wiring = factors, oracles, wiring
+        self.query = query
 
     def replace(self, **changes: Any) -> Plan:
         """The same with something else."""
         names = ("model", "options", "operands", "tensors", "scores", "allow_minus_inf", "factors")
-        kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring")}
+        kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring", "query")}
         return Plan(**(kept | changes))
+
+    def conflicts_of(self, inputs: Inputs, raw: RawSolution) -> Conflicts | None:
+        """Those of a solution; None if there are none, or if the query is over."""
+        query = None if self.query is None else self.query()
+        return None if query is None else query.find_conflicts(inputs, raw)
 
     @cached_property
     def cold(self) -> Plan:
@@ -183,8 +215,9 @@ def _of_batch(param: Any, batch: int, place: int | None) -> Any:
     return np.tile(array, (batch // len(array), 1))  # vmap put instances in front
 
 
-def plan_of(graph: FactorGraph, options: Options) -> tuple[Plan, list[Any]]:
+def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
     """That of a graph, and its traced parameters."""
+    graph = query.graph
     factors, traced = [], []
     few = len(graph._factors) <= 16  # or names take time
     for f in graph._factors:
@@ -201,6 +234,7 @@ def plan_of(graph: FactorGraph, options: Options) -> tuple[Plan, list[Any]]:
         factors,
         graph._own_oracles(),
         _wiring_of(graph),
+        weakref.ref(query),
     )
     return plan, traced
 

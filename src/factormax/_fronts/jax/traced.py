@@ -13,7 +13,7 @@ from factormax._engines import engine_of
 from factormax._fronts.jax import primitives
 from factormax._fronts.jax.arrays import JaxSpace, compute_dtype, value_dtype
 from factormax._fronts.jax.loss import TracedTarget
-from factormax._fronts.jax.plan import Plan, plan_of
+from factormax._fronts.jax.plan import Plan, Query, plan_of
 from factormax._layout import Layout
 from factormax._options import Options
 from factormax.arrays import is_jax
@@ -55,7 +55,8 @@ class _Numbers(NamedTuple):
         return finite if self.mask is None else finite & self.mask
 
 
-def _numbers(graph: FactorGraph, options: Options, temperature: Any) -> _Numbers:
+def _numbers(query: Query, options: Options, temperature: Any) -> _Numbers:
+    graph = query.graph
     layout = graph._form().layout
     parts = graph._score_parts()
     dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
@@ -69,7 +70,7 @@ def _numbers(graph: FactorGraph, options: Options, temperature: Any) -> _Numbers
     if graph._masked:
         masks = [None if t.mask is None else jnp.asarray(t.mask) for t in graph._tensors]
         mask = layout.flat_mask(JaxSpace, masks)
-    plan, params = plan_of(graph, options)
+    plan, params = plan_of(query, options)
     return _Numbers(plan, eta_u, eta_v, mask, params)
 
 
@@ -135,7 +136,8 @@ def solve_traced(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any
 ) -> Solution:
     """Answers `solve` or `solve_map`."""
-    numbers = _numbers(graph, options, temperature)
+    query = Query(graph)
+    numbers = _numbers(query, options, temperature)
     layout = graph._form().layout
     warm = None
     if warm_start is not None:
@@ -146,7 +148,8 @@ def solve_traced(
     _set_answer(graph, layout, mu, mu_v)
     details = _Details(report, tau, engine_of(jax.default_backend()))
     shape = layout.batch_shape
-    return Solution(objective.reshape(shape), details, shape, options.query)
+    optimum = objective.reshape(shape)
+    return Solution(optimum, details, shape, options.query, conflicts=query.conflicts)
 
 
 def _set_answer(graph: FactorGraph, layout: Layout, mu: jax.Array, mu_v: jax.Array) -> None:
@@ -173,7 +176,8 @@ def loss_traced(
 
     A target that breaks a factor has a loss of inf, as nothing can be raised.
     """
-    numbers = _numbers(graph, options, temperature)
+    query = Query(graph)  # which the plan refers to weakly
+    numbers = _numbers(query, options, temperature)
     layout = graph._form().layout
     eta_u, eta_v, here = numbers.eta_u, numbers.eta_v, numbers.here
     dtype = eta_u.dtype
