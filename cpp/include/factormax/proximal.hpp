@@ -117,7 +117,7 @@ class ProximalSolver {
 
  private:
   static constexpr int kMostSteps = 200;
-  static constexpr int kMostPasses = 100;  // of a step: then a smaller t is better,
+  static constexpr int kMostPasses = 100;  // for a step: then a smaller t is better
   static constexpr T kLoosest = T(0.1);    // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
