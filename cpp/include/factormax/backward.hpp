@@ -16,20 +16,40 @@ namespace factormax {
 template <class T>
 class ErrorSpread {
  public:
-  // worst: the largest lack of a row.
-  ErrorSpread(const Instance<T>& p, const DualPoint<T>& at, T worst)
-      : p_(p), at_(at), near_(kTravel * worst) {}
+  // worst: the largest lack of a row; bound: no variable's error is larger before it travels.
+  ErrorSpread(const Instance<T>& p, const DualPoint<T>& at, T worst, T bound)
+      : p_(p), at_(at), bound_(bound), near_(std::max(kTravel * worst, 2 * bound)) {}
 
-  // Whether something is so close to its bound that the error decides on which side it is.
-  bool in_doubt() const {
-    for (int j = 0; j < p_.n; ++j) {
-      const T z = at_.z[j] * p_.give(j);
-      if (std::min(std::fabs(z), std::fabs(z - 1)) <= near_) return true;
-    }
+  // Whether something is so close to its bound that the error decides on which side it is. What
+  // rounding alone puts there, or what is beyond, stays there with any error.
+  FACTORMAX_INLINE bool in_doubt() const {
+    const auto any_variable = [this](const auto& give) {
+      return largest_of(p_.n, T(0), [&](int j) {
+               const T z = at_.z.data[j] * give(j), inside = z < T(0.5) ? z : 1 - z;
+               return inside > rounding(j, z) && inside <= near_ ? T(1) : T(0);
+             }) > 0;
+    };
+    const auto one = [](int) { return T(1); };
+    const auto weighed = [this](int j) { return p_.give(j); };
+    if (p_.weighted() ? any_variable(weighed) : any_variable(one)) return true;
+    if (negligible()) return false;
     for (int r = 0; r < p_.m; ++r) {
-      if (at_.x[r] <= p_.lo[r] + near_ && touches(r)) return true;
+      const bool at_bound = at_.x[r] <= p_.lo[r] + near_ || at_.x[r] >= p_.hi[r] - near_;
+      if (at_bound && touches(r) && std::fabs(slack(r)) > row_rounding(r)) return true;
     }
     return false;
+  }
+
+  // z is the rounded difference of the score and of what the multipliers take.
+  FACTORMAX_INLINE T rounding(int j, T z) const {
+    const T eta = p_.eta.data[j];
+    return 8 * std::numeric_limits<T>::epsilon() * (std::fabs(eta) + std::fabs(eta - z));
+  }
+
+  // b - a . mu, in units of variables
+  T slack(int r) const { return at_.g[r] * p_.norm[r] / row_unit(p_, at_, r); }
+  T row_rounding(int r) const {
+    return 8 * std::numeric_limits<T>::epsilon() * (1 + std::fabs(at_.x[r]));
   }
 
   // Adds what row r lacks to the errors of its variables.
@@ -66,6 +86,10 @@ class ErrorSpread {
     for_free(r, [&](int j) { sum += error[j]; });
     return sum;
   }
+  T of_row(int r) const { return p_.length(r) * bound_; }
+
+  // Whether rows need not be told apart by their errors.
+  bool negligible() const { return bound_ <= kLeast; }
 
   bool touches(int r) const {
     return std::fabs(at_.g[r]) * p_.norm[r] <= near_ * row_unit(p_, at_, r);
@@ -81,10 +105,11 @@ class ErrorSpread {
   }
 
   static constexpr T kTravel = T(1e4);  // within this many lacks of a bound, errors decide
+  static constexpr T kLeast = T(1e-9);  // a row with less slack is as good as tight
 
   const Instance<T>& p_;
   const DualPoint<T>& at_;
-  T near_;
+  T bound_, near_;
 };
 
 // Sides of variables and rows at the solution, and the marginals: what counts as clipped is exactly
@@ -93,41 +118,36 @@ class ErrorSpread {
 // there because at a 0/1 solution the multipliers are not unique, and a solver may stop just at the
 // edge of their set, where a variable looks free by no more than its error.
 //
-// The error is local: what a row lacks is spread over its free variables, and z is the rounded
-// difference of the score and of what the multipliers take. `at_least` is what the solver knows of
-// its own error besides; error: (n,) is scratch. Where something stands as close to its bound as
-// that error may have travelled, it does travel: see `ErrorSpread`. An error that is negligible is
-// not followed: all variables are given the largest.
+// The error is local: what a row lacks is spread over its free variables. `at_least` is what the
+// solver knows of its own error besides; error: (n,) is scratch. Where something stands as close to
+// its bound as that error may have travelled, it does travel: see `ErrorSpread`. Elsewhere it
+// decides nothing and is not followed.
 template <class T>
 FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                const DualPoint<T>& at, T at_least, Span<T> error, T* mu,
                                std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon();
-  const T most = T(1e-3);    // a margin above would clip what is visibly free
-  const T least = T(1e-11);  // an error below is not worth following
+  const T most = T(1e-3);  // a margin above would clip what is visibly free
   const auto lack = [&](int r) { return row_lack(p, at, r); };
   T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
     if (missing > eps) worst = std::max(worst, missing);
   }
-  const ErrorSpread<T> travel(p, at, worst);
-  const T bound = at_least + p.highest_degree * worst;  // no variable's error is larger
-  const bool negligible = bound <= least;
-  const bool in_doubt = !negligible && worst < most && travel.in_doubt();
-  fill(error.first(p.n), negligible ? bound : at_least);
-  if (!negligible) {
+  const ErrorSpread<T> travel(p, at, worst, at_least + p.highest_degree * worst);
+  const bool follow = worst < most && travel.in_doubt();
+  fill(error.first(p.n), at_least);
+  if (follow || worst >= most) {
     for (int r = 0; r < p.m; ++r) {
       const T missing = lack(r);
       if (missing > eps) travel.share(r, missing, error);
     }
-    if (in_doubt) travel.spread(error);
   }
+  if (follow) travel.spread(error);
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
   const auto value_of = [&](int j, T z) {
-    const T eta = p.eta.data[j], inside = at.mu.data[j], twice = 2 * error.data[j];
-    const T margin =
-        (twice < most ? twice : most) + 8 * eps * (std::fabs(eta) + std::fabs(eta - z));
+    const T inside = at.mu.data[j], twice = 2 * error.data[j];
+    const T margin = (twice < most ? twice : most) + travel.rounding(j, z);
     const T raised = z >= 1 - margin ? T(1) : inside;
     return z <= margin ? T(0) : raised;
   };
@@ -156,10 +176,10 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   std::fill(row_side, row_side + problem.num_dual(), static_cast<std::int8_t>(Side::absent));
   for (int r = 0; r < p.m; ++r) {
     T missing = std::max(lack(r), at_least);
-    if (negligible) missing = std::max(missing, p.length(r) * bound);
-    if (in_doubt && travel.touches(r)) missing = std::max(missing, travel.of_row(r, error));
-    const T margin = std::min(2 * missing, most) + 8 * eps * (1 + std::fabs(at.x[r]));
-    const T slack = at.g[r] * p.norm[r] / row_unit(p, at, r);  // b - a . mu
+    if (follow && travel.touches(r)) missing = std::max(missing, travel.of_row(r, error));
+    if (travel.negligible()) missing = std::max(missing, travel.of_row(r));
+    const T margin = std::min(2 * missing, most) + travel.row_rounding(r);
+    const T slack = travel.slack(r);
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;
     if (low && high) {  // a pair with hardly any score
