@@ -224,11 +224,12 @@ class CompactSolver {
       // It takes a step at least, and an evaluation of what it found.
       if (result.iterations >= fall_back_at && result.iterations + 2 <= max_iter) {
         const int patience = std::min(interior_patience(), (max_iter - begin) / 2);
-        if (!interior_fits() || (!impatient_ && result.iterations - begin < patience)) {
-          fall_back_at = interior_fits() ? begin + patience : kNever;
+        if (!impatient_ && result.iterations - begin < patience) {
+          fall_back_at = begin + patience;
           continue;
         }
         fall_back_at = kNever;
+        if (!interior_fits()) continue;
         if (fall_back(max_iter - result.iterations - 1)) {
           result.status = Status::infeasible;
           return;
@@ -308,12 +309,15 @@ class CompactSolver {
                                         // beyond it are brought back,
   static constexpr int kReturns = 2;    // this often, for they may belong there,
   static constexpr int kSettle = 1000;  // and after so many passes do,
-  static constexpr T kBlurred = T(1e-6);   // and if they leave more than this unresolved
-  static constexpr int kStall = 12;        // passes without gain that mean rounding, near the end
-  static constexpr int kPatience = 120;    // passes at least before the fallback is tried
+  static constexpr T kBlurred = T(1e-6);  // and if they leave more than this unresolved
+  static constexpr int kStall = 12;       // passes without gain that mean rounding, near the end
+  static constexpr int kPatience = 120,
+                       kMostPatience = 600;  // passes before the fallback is tried,
+  static constexpr int kSpare = 20;          // less this many for those of a stage on the way
+  static constexpr int kPerPass = 8;       // unknowns that are looked through in the time of a pass
   static constexpr int kStuck = 200;       // passes after which large scores want another way,
   static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
-  static constexpr int kSlow = 120;        // passes after which directions are Newton's,
+  static constexpr int kSlow = 160;        // passes after which directions are Newton's,
   static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
   static constexpr T kLeastShift = T(1e-4);
@@ -347,12 +351,12 @@ class CompactSolver {
       const int most = options_->max_iter - 1;
       for (int half = 0; half < 2; ++half) {
         if (result_.iterations >= most) break;
-        minimise(T(0.1), std::min(most, result_.iterations + kPatience - 20), false);
+        minimise(T(0.1), std::min(most, result_.iterations + kPatience - kSpare), false);
         if (result_.status == Status::infeasible || result_.status == Status::interrupted) {
           return false;
         }
         if (result_.status != Status::max_iter || gave_up_) break;
-        impatient_ = result_.iterations >= interior_patience() - 20;
+        impatient_ = result_.iterations >= interior_patience() - kSpare;
         if (impatient_) break;
       }
       if (impatient_ || gave_up_ || result_.iterations >= most) break;
@@ -372,19 +376,25 @@ class CompactSolver {
            structured_->solve_beside_rows(*p_, now_, *options_, *control_, may_poll_);
   }
 
-  bool interior_fits() { return interior_patience() != kNever; }
-
-  // Passes that take about as long as the interior point method, which is then worth a try.
-  int interior_patience() {
+  bool interior_fits() {
     if (interior_patience_ == 0) {
       interior_patience_ = kNever;
       if (structured_ == nullptr && interior_.fits(*p_)) {
         const double pass = 4.0 * p_->ptr[p_->m] + 40.0 * p_->m;
-        const double passes = interior_.work() / pass / 3;
-        interior_patience_ = static_cast<int>(clip(passes, double(kPatience), 5.0 * kPatience));
+        const double passes =
+            clip(interior_.work() / pass, double(kPatience), double(kMostPatience));
+        interior_patience_ = static_cast<int>(passes);
       }
     }
-    return interior_patience_;
+    return interior_patience_ != kNever;
+  }
+
+  // Passes that take about as long as the interior point method, which is then worth a try. To find
+  // out whether it fits takes a while, too: until then, passes that take as long as that.
+  int interior_patience() {
+    const int look = clip((p_->n + p_->m) / kPerPass, kPatience, kMostPatience);
+    if (interior_patience_ == 0 && result_.iterations < look - kSpare) return look;
+    return interior_fits() ? interior_patience_ : kNever;
   }
 
   void evaluate_at(DualPoint<T>& at) {

@@ -38,7 +38,7 @@ class SparseLdl {
   }
 
   // Finds the order and where L is not 0; false if that is too much.
-  bool analyse(const Instance<T>& p) {
+  FACTORMAX_VECTOR bool analyse(const Instance<T>& p) {
     p_ = &p;
     n_ = p.n;
     size_ = p.n + p.m;
@@ -125,18 +125,21 @@ class SparseLdl {
   static void set(std::uint64_t* of, int u) { of[u / 64] |= std::uint64_t(1) << (u % 64); }
   static void clear(std::uint64_t* of, int u) { of[u / 64] &= ~(std::uint64_t(1) << (u % 64)); }
 
-  int count(const std::uint64_t* of) const {
+  static FACTORMAX_INLINE int bits(std::uint64_t word) {
+    return static_cast<int>(std::bitset<64>(word).count());
+  }
+
+  FACTORMAX_INLINE int count(const std::uint64_t* of) const {
     int sum = 0;
-    for (int w = 0; w < words_; ++w) sum += static_cast<int>(std::bitset<64>(of[w]).count());
+    for (int w = 0; w < words_; ++w) sum += bits(of[w]);
     return sum;
   }
 
   template <class Visit>
-  void each(const std::uint64_t* of, const Visit& visit) const {
+  FACTORMAX_INLINE void each(const std::uint64_t* of, const Visit& visit) const {
     for (int w = 0; w < words_; ++w) {
-      std::uint64_t rest = of[w];
-      for (int u = 64 * w; rest != 0; ++u, rest >>= 1) {
-        if (rest & 1) visit(u);
+      for (std::uint64_t rest = of[w]; rest != 0; rest &= rest - 1) {
+        visit(64 * w + bits(~rest & (rest - 1)));  // as many as there are below the lowest
       }
     }
   }
