@@ -100,19 +100,20 @@ def full_mrf(n: int) -> Model:
 
 def tree_budgets(n: int, budget: int | None) -> Model:
     """A dependency tree in which no word is the head of more than `budget` others."""
+    return lambda seed, scale: _tree(n, budget, seed, scale)[0]
 
-    def build(seed: int, scale: float) -> fm.FactorGraph:
-        rng = np.random.default_rng(seed)
-        fg = fm.FactorGraph()
-        u = fg.variable_from(scale * rng.standard_normal((n, n)))
-        fg.add(fm.DepTree(u))
-        if budget is not None:
-            others = [np.delete(np.arange(n), h) for h in range(n)]
-            for h in range(n):
-                fg.add(fm.Budget(u[others[h], h], budget))
-        return fg
 
-    return build
+def _tree(
+    n: int, budget: int | None, seed: int, scale: float
+) -> tuple[fm.FactorGraph, fm.Variable]:
+    fg = fm.FactorGraph()
+    u = fg.variable_from(scale * np.random.default_rng(seed).standard_normal((n, n)))
+    fg.add(fm.DepTree(u))
+    if budget is not None:
+        others = [np.delete(np.arange(n), h) for h in range(n)]
+        for h in range(n):
+            fg.add(fm.Budget(u[others[h], h], budget))
+    return fg, u
 
 
 def sequence_at_most_one(length: int, states: int, free: int = 1) -> Model:
@@ -164,8 +165,7 @@ def tree_logic(n: int) -> Model:
 
     def build(seed: int, scale: float) -> fm.FactorGraph:
         rng = np.random.default_rng(seed)
-        fg = tree_budgets(n, 2)(seed, scale)
-        u = fg._variables[0]
+        fg, u = _tree(n, 2, seed, scale)
         truth = np.eye(n, k=-1, dtype=bool)
         truth[0, 0] = True
         added = 0
