@@ -12,7 +12,7 @@ namespace factormax {
 template <class T>
 class AdmmSolver {
  public:
-  // structured: of the same problem, or null if it has none.
+  // structured: the problem's structured factors, or null if it has none.
   void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
     structured_ = structured;
     const int rows = p.num_dual(), vars = p.num_vars;
@@ -33,7 +33,7 @@ class AdmmSolver {
   DualPoint<T>& point() { return point_; }
   Span<const T> certificate() const { return Span<const T>(ray_).first(certified_ ? p_->m : 0); }
 
-  // unit: what the step size is multiplied by; the size of the scores, if there is no quadratic
+  // unit: what the step size is multiplied by: the size of the scores, where there is no quadratic
   // term to compare them with.
   Result solve(const Instance<T>& p, const T* warm, const Options& options, double unit,
                Control& control, bool may_poll) {
@@ -102,7 +102,8 @@ class AdmmSolver {
   }
 
  private:
-  // The links of a block are the entries of its last row.
+  // A link here is a factor's copy of a variable. The links of a block are the entries of its last
+  // row.
   int links_begin(const Block& block) const { return p_->ptr[block.first + block.count - 1]; }
   int links_end(const Block& block) const { return p_->ptr[block.first + block.count]; }
 
@@ -138,7 +139,7 @@ class AdmmSolver {
     });
   }
 
-  // visit(factor, where its links begin)
+  // Calls visit(factor, where its links begin).
   template <class Visit>
   void for_structured(const Visit& visit) {
     if (structured_ == nullptr) return;
@@ -153,7 +154,7 @@ class AdmmSolver {
     return structured_ == nullptr ? ActiveSetResult::solved : structured_->trouble();
   }
 
-  // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2, or gamma / 2
+  // max_p  x . Mp + eta_v . Np - (gamma + 1) / 2 ||D^-1 Mp||^2; AD3 has gamma / 2 there
   void solve_structured(StructuredFactor& f, int begin, const Options& options, Control& control,
                         bool may_poll) {
     if (trouble() != ActiveSetResult::solved) return;
@@ -253,7 +254,7 @@ class AdmmSolver {
     result.dual_residual = gamma_ / unit_ * std::sqrt(moved);
   }
 
-  // Returns the square of how far the copy is from mu.
+  // Returns the squared distance of the copy from mu.
   T update_multiplier(int link, int j) {
     const T gap = point_.mu[j] / delta_[j] - copy_[link];
     lam_[link] += gamma_ * gap;

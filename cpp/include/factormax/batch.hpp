@@ -10,38 +10,38 @@ namespace factormax {
 // The last two solve the linear program: LP-MAP.
 enum class Method : std::int32_t { compact = 0, admm = 1, proximal = 2, ad3 = 3 };
 
-// The structures that make up the solutions of structured factors: instance after instance, factor
-// after factor, `count` of them each. They are what the backward pass needs of these.
+// The structures that make up the solutions of structured factors, `count` each: instance by
+// instance, factor by factor. This is all the backward pass needs of those solutions.
 struct FoundStructures {
   std::vector<std::int32_t> count;     // (B, S)
-  std::vector<double> prob;            // one per structure; 0 where it only completes a face
+  std::vector<double> prob;            // one per structure; 0: it only completes the optimal face
   std::vector<std::int32_t> on;        // `slots` per structure: variables that are on, or -1
   std::vector<std::int32_t> features;  // `feature_slots` per structure: scores that count, or -1
   std::vector<double> dense;           // features of callbacks, all of them
   // For factors that were solved by rows or flows and list no structures: see `RowForm` and
   // `SequenceFlow`.
   std::vector<std::int32_t>
-      num_cuts;  // (B, S) lists of flags; -1: solved by structures, -2: there is none
+      num_cuts;  // (B, S) lists of flags; -1: solved by structures, -2: no structure exists
   std::vector<std::uint8_t> cuts;  // the flags of all lists
 };
 
-// How long the lists of a factor's structures are.
+// How long the lists of each of a factor's structures are.
 struct StructureSizes {
   int slots = 0, feature_slots = 0, dense = 0;
 };
 template <class T>
 std::vector<StructureSizes> structure_sizes(const Problem<T>& problem);
 
-// How long the lists of flags are that stand for a factor's solution if its structures do not.
+// How long the lists of flags are that describe a factor's solution where no structures do.
 template <class T>
 int list_length(const Problem<T>& problem, int f);
 
-// For each structured factor the first of those that are solved by rows if it is, all of them or
-// none; -1 if it never is.
+// The structured factors of a component are solved by rows all together or not at all. For each
+// factor: the first one of its component, or -1 if these are never solved by rows.
 template <class T>
 std::vector<int> solved_by_rows_with(const Problem<T>& problem);
 
-// Bytes one thread works in.
+// Bytes that one thread works in.
 template <class T>
 std::size_t workspace_bytes(const Problem<T>& problem, Method method);
 
@@ -96,7 +96,7 @@ struct BatchGradients {
   const std::int32_t* status = nullptr;  // (B,) of the solve: infeasible instances get 0
   Batched<T> grad_eta_u;                 // (n,)
   Batched<T> grad_eta_v;                 // (P + structured scores,)
-  double* residual = nullptr;            // (B,) of the reduced system, relative
+  double* residual = nullptr;            // (B,) relative, of the reduced system
   const std::int32_t* count = nullptr;   // (B, S), and what FoundStructures holds
   const double* prob = nullptr;
   const std::int32_t* on = nullptr;

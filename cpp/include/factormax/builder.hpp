@@ -7,8 +7,8 @@
 //   solution.values;                     // (3,)
 //   solution.vjp({1.0, 0.0, 0.0}).scores;  // the gradient of values[0]
 //
-// What makes no sense throws std::invalid_argument when it is added. What only the solver can find
-// out (constraints that exclude each other, say) is the status of the solution.
+// What makes no sense throws std::invalid_argument as it is added. What only the solver can find
+// out (say, constraints that exclude each other) is reported by the status of the solution.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct Variables {
     }
     return {first + k};
   }
-  // `count` of them, the first at `begin`, the others each `step` further on. In a matrix of n
-  // columns, slice(i * n, n) is row i, and slice(j, rows, n) is column j.
+  // `count` literals: the first at `begin`, each of the others `step` after the one before. In a
+  // matrix of n columns, slice(i * n, n) is row i, and slice(j, rows, n) is column j.
   std::vector<Literal> slice(int begin, int count, int step = 1) const {
     std::vector<Literal> literals;
     for (int k = 0; k < count; ++k) literals.push_back((*this)[begin + k * step]);
@@ -59,7 +59,7 @@ class FactorGraph {
  public:
   using Literals = std::vector<Literal>;
 
-  // Where the scores of a factor are, see `Solution::offset`.
+  // Where a factor's own scores are; see `Solution::offset`.
   struct Scores {
     bool of_pair = false;
     int first = 0, size = 0;
@@ -68,7 +68,7 @@ class FactorGraph {
   struct Gradient {
     std::vector<T> scores;         // (batch, variables)
     std::vector<T> factor_scores;  // (batch, factor scores)
-    double residual = 0;           // the largest of the linear systems', relative: how exact it is
+    double residual = 0;           // largest relative residual of the linear systems
   };
 
   class Solution;
@@ -89,9 +89,9 @@ class FactorGraph {
   void add_at_most_one(const Literals& u) { add_sum("add_at_most_one", u, 1, RowKind::inequality); }
   // At least one is on.
   void add_or(const Literals& u) { add_sum("add_or", u, -1, RowKind::inequality); }
-  // All but the last on: then the last on.
+  // If all but the last are on, so is the last.
   void add_imply(const Literals& u);
-  // At most, at least, exactly so many are on.
+  // At most, at least or exactly this many are on.
   void add_budget(const Literals& u, int budget) {
     add_count("add_budget", u, 1, RowKind::inequality, budget);
   }
@@ -101,7 +101,7 @@ class FactorGraph {
   void add_exactly(const Literals& u, int count) {
     add_count("add_exactly", u, 1, RowKind::equality, count);
   }
-  // lower <= coefs . u <= upper. An infinite bound is none; equal bounds are an equation.
+  // lower <= coefs . u <= upper. An infinite bound means none; equal bounds make an equation.
   void add_linear(const Literals& u, const std::vector<T>& coefs, T lower, T upper);
   // The last literal is the or of the others.
   void add_or_out(const Literals& u);
@@ -126,8 +126,9 @@ class FactorGraph {
   Solution solve(const Options& options = {}, Method method = Method::compact) const {
     return solve(scores_, {}, options, method);
   }
-  // A batch, on all threads. scores: (batch, variables); factor_scores: (batch, factor scores), or
-  // (factor scores,) for all instances, those of pairs first; without, those that were added.
+  // Solves a batch on all threads. scores: (batch, variables); factor_scores: (batch, factor
+  // scores), or (factor scores,) for all instances, those of pairs first; if empty, those that were
+  // added with the factors.
   Solution solve(std::vector<T> scores, std::vector<T> factor_scores, const Options& options = {},
                  Method method = Method::compact) const;
 
@@ -153,8 +154,8 @@ class FactorGraph {
     std::size_t group, first_param;
   };
   std::vector<Group> groups_;
-  std::vector<Numbers> params_;                                  // of the groups, in their order
-  std::map<std::pair<std::string, std::size_t>, Place> places_;  // of a kind and size
+  std::vector<Numbers> params_;                                  // group by group
+  std::map<std::pair<std::string, std::size_t>, Place> places_;  // by kind and size
   std::shared_ptr<Compiled> compiled_;
   std::vector<T> scores_, pair_scores_, oracle_scores_;
 };
@@ -165,12 +166,12 @@ template <class T>
 class FactorGraph<T>::Solution {
  public:
   std::vector<T> values;         // (batch, variables)
-  std::vector<T> factor_values;  // (batch, factor scores): how much of each score counts
+  std::vector<T> factor_values;  // (batch, factor scores): how much each score counts
   std::vector<double> objective;
   std::vector<double> primal_residual, dual_residual;
   std::vector<std::int32_t> iterations;
-  std::vector<double> upper_bound;     // of linear programs: no structure scores more
-  std::vector<std::uint8_t> integral;  // of linear programs: the values are a best structure
+  std::vector<double> upper_bound;     // linear programs only: no structure scores more
+  std::vector<std::uint8_t> integral;  // linear programs only: the values are a best structure
 
   int batch() const { return static_cast<int>(objective.size()); }
   Status status(int instance = 0) const { return static_cast<Status>(status_[instance]); }
@@ -179,8 +180,8 @@ class FactorGraph<T>::Solution {
   // Where a factor's part of `factor_values`, and of the gradient's `factor_scores`, begins.
   std::size_t offset(Scores scores, int instance = 0) const;
 
-  // The gradient with respect to all scores of a function with these gradients with respect to
-  // `values` and `factor_values`; one that is left out is 0.
+  // The gradient with respect to all scores of a function whose gradients with respect to `values`
+  // and `factor_values` are given; one that is left out is 0.
   Gradient vjp(const std::vector<T>& grad_values, std::vector<T> grad_factor_values = {}) const;
 
  private:

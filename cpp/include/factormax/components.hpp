@@ -11,7 +11,7 @@
 
 namespace factormax {
 
-// Which numbers of the whole are a component's: in its own order, often side by side.
+// Which of the whole graph's numbers are a component's, in its own order; often they are adjacent.
 struct Indices {
   const std::int32_t* index = nullptr;
   int count = 0;
@@ -23,7 +23,7 @@ struct Indices {
     return {index, count, adjoin};
   }
 
-  // Its numbers: where they are, or copied to `own`. Null if there are none of the whole.
+  // Its numbers: in place, or copied to `own`. Null if `whole` is.
   template <class X>
   const X* gather(const X* whole, X* own) const {
     if (whole == nullptr) return nullptr;
@@ -32,7 +32,7 @@ struct Indices {
     return own;
   }
 
-  // Where to write its numbers, if `scatter` follows.
+  // Where to write its numbers; `scatter` must follow.
   template <class X>
   X* place(X* whole, X* own) const {
     return adjoin && whole != nullptr ? whole + index[0] : own;
@@ -46,17 +46,18 @@ struct Indices {
 
 struct Component {
   int kind = 0;         // which layout it has
-  Indices vars;         // of (n,)
-  Indices dual;         // of (R + P + links,)
-  Indices scores;       // of (P + scores of the structured factors,)
-  Indices factors;      // of (S,), structured ones
-  int structures = -1;  // its number among those with structured factors
+  Indices vars;         // into (n,)
+  Indices dual;         // into (R + P + links,)
+  Indices scores;       // into (P + scores of the structured factors,)
+  Indices factors;      // into (S,): structured factors
+  int structures = -1;  // its number among those with structured factors; -1: it has none
 };
 
 class Components {
  public:
   // Null if there is only one. Variables that are in no factor are one component together, and so
-  // are small components with closed forms. coef: (nnz,) or null; those of one kind have the same.
+  // are small components with closed forms. coef: (nnz,) or null; components of one kind have the
+  // same.
   static std::unique_ptr<const Components> of(const Layout& whole, const double* coef = nullptr);
 
   // Consecutive components of one kind.
@@ -68,12 +69,12 @@ class Components {
   int count() const { return static_cast<int>(all_.size()); }
   const Layout& layout(int kind) const { return kinds_[kind]->layout; }
   int num_kinds() const { return static_cast<int>(kinds_.size()); }
-  // Those that have structured factors, and in which of them a factor is.
+  // How many have structured factors, and which component a structured factor is in.
   int num_structured() const { return num_structured_; }
   int of_factor(int f) const { return of_factor_[f]; }
 
-  // The components are cut into chunks of so much work that a thread is well employed: large
-  // components first, like ones together.
+  // The components are cut into chunks, each with enough work to be worth a thread's while: large
+  // components first, those of one kind together.
   int num_chunks() const { return static_cast<int>(chunk_ptr_.size()) - 1; }
   Span<const Run> chunk(int k) const {
     return {runs_.data() + chunk_ptr_[k], chunk_ptr_[k + 1] - chunk_ptr_[k]};
@@ -97,7 +98,7 @@ class Components {
   };
   struct Kind {
     Arrays arrays;
-    Layout layout;  // of these
+    Layout layout;  // a view of the arrays
     std::int64_t work;
   };
   class Finder;

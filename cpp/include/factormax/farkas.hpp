@@ -1,14 +1,14 @@
 // A certificate that no point of the box meets the hard rows, docs/math.md (23): multipliers y
-// (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0. Hubs and links add what
-// their best structures reach.
+// (y >= 0 on inequalities) with   b . y + sum_j max(0, -(A^T y)_j) < 0. Structured factors, whether
+// hubs (in place of the box) or linked, add what their best structures reach.
 #pragma once
 
 #include "factormax/structured/structured.hpp"
 
 namespace factormax {
 
-// y: (m,) unscaled multipliers, projected here onto their cone, those of soft rows not looked at;
-// v: (n,) scratch; structured: null if there is none.
+// y: (m,) unscaled multipliers, projected here onto their cone; those of soft rows are ignored.
+// v: (n,) scratch; structured: null if there are no structured factors.
 template <class T>
 bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
                           StructuredFactors<T>* structured) {
@@ -30,7 +30,7 @@ bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
     if (structured == nullptr || !p.in_hub[j]) value += std::max(0.0, -double(v[j]));
   }
   if (structured != nullptr && magnitude > 0) value += structured->support(v.data, y.data);
-  // The rows of a problem in double may still be numbers of float.
+  // A problem in double may have rows that were computed in float.
   const double resolution =
       p.row_eps < T(1e-10) ? Precision<double>::certificate : Precision<float>::certificate;
   return value < -resolution * magnitude;

@@ -1,5 +1,6 @@
-// What structured factors add to the reduced system: the entries of its rows in hubs, and links,
-// docs/math.md (46), (52).
+// What structured factors add to the reduced system, docs/math.md (46), (52): the entries of its
+// rows in hubs (structured factors in place of the box), and links (ties of the other structured
+// factors to their variables).
 #pragma once
 
 #include "factormax/envelope_ldl.hpp"
@@ -11,15 +12,15 @@ namespace factormax {
 template <class T>
 struct ActiveRows {
   Span<std::int32_t> active;    // rows of the Instance, ascending
-  Span<std::int32_t> position;  // of a row of the Instance among them, -1: not active
-  Span<T> scale;                // of the rows of the Instance
+  Span<std::int32_t> position;  // place of a row of the Instance among them; -1: not active
+  Span<T> scale;                // one per row of the Instance
   int count = 0;
 };
 
 template <class T>
 class HubRows {
  public:
-  // structured: of the same problem, or null if it has none.
+  // structured: the problem's structured factors, or null if it has none.
   void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
     structured_ = structured;
     if (structured == nullptr) return;
@@ -37,7 +38,7 @@ class HubRows {
   Span<T> scratch() const { return moved_; }              // (n,)
   Span<std::int32_t> marks() const { return touching_; }  // scratch, one per row
 
-  // The entries of the active rows in hubs that can move; a row with one is kept.
+  // Finds the entries of the active rows in hubs that can move; a row with one is kept.
   void find(const Instance<T>& p, const ActiveRows<T>& rows) {
     const Span<StructuredFactor> all = structured_->all();
     int e = 0;
@@ -62,7 +63,7 @@ class HubRows {
     }
   }
 
-  // The entries in hubs of the i-th active row, when it becomes the `to`-th.
+  // Moves the hub entries of the i-th active row, which becomes the `to`-th.
   void move(int i, int to) {
     const int begin = ptr_[i], end = ptr_[i + 1];
     std::copy(var_.data + begin, var_.data + end, var_.data + ptr_[to]);
@@ -113,7 +114,7 @@ class HubRows {
     }
   }
 
-  // The diagonal is only a preconditioner where the matrix is not formed.
+  // A guess at the diagonal: where the matrix is not formed, it is only a preconditioner.
   void guess_diagonal(int count, Span<T> diagonal) const {
     for (int i = 0; i < count; ++i) {
       for (int e = ptr_[i]; e < ptr_[i + 1]; ++e) {
@@ -123,7 +124,7 @@ class HubRows {
     }
   }
 
-  // Adds their matrix, docs/math.md (52): B^T B, B = (I - ee^T) L^-1 M^T A_I^T.
+  // Adds the structured factors' matrix, docs/math.md (52): B^T B, B = (I - ee^T) L^-1 M^T A_I^T.
   void add_matrix(const ActiveRows<T>& rows, EnvelopeLdl<T>& matrix) {
     for (int f = 0; f < structured_->all().size; ++f) {
       StructuredFactor& factor = structured_->all()[f];
@@ -140,8 +141,8 @@ class HubRows {
   }
 
  private:
-  // visit(place in the factor, coefficient): the entries of row i in factor f. Whether there are
-  // any.
+  // Calls visit(place in the factor, coefficient) for the entries of row i in factor f. Returns
+  // whether there are any.
   template <class Visit>
   bool each(int i, int f, const Visit& visit) const {
     bool any = false;
@@ -153,7 +154,7 @@ class HubRows {
     return any;
   }
 
-  // The column of B of row i, whose entries are in factor.y, is the `taken`-th.
+  // Stores the column of B for row i, whose entries are in factor.y, as the `taken`-th.
   void take(StructuredFactor& factor, int i, int taken) {
     const int k = factor.set.count;
     const Span<double> c{half_.data + std::int64_t(taken) * k, k};
@@ -199,7 +200,7 @@ class HubRows {
     }
   }
 
-  // Flows have no B: there is a product with J for each row.
+  // Flows have no B: each row takes a product with J.
   void add_linked_flow(StructuredFactor& factor, const ActiveRows<T>& rows,
                        EnvelopeLdl<T>& matrix) {
     factor.each([&](int local, int r) {

@@ -14,13 +14,13 @@ namespace factormax {
 // Rows with a closed form of their own: a factor, or one row of a factor without one.
 struct Block {
   BlockKind kind;
-  std::int32_t first;  // row
+  std::int32_t first;  // first row
   std::int32_t count;
   bool isolated;  // shares no variable with another
 };
 
-// Consecutive rows that are a grid of variables, all with one coefficient: entry k of row i is
-// variable base + i * row_stride + k * col_stride. Slices of tensors look so, and need no indices.
+// Consecutive rows over a grid of variables, all with one coefficient: entry k of row i is variable
+// base + i * row_stride + k * col_stride. Slices of tensors look like this, and need no indices.
 template <class T>
 struct Tile {
   std::int32_t first, rows, length;
@@ -35,17 +35,17 @@ struct Instance {
   int n = 0;      // variables present
   int m = 0;      // rows present
   int hard = 0;   // the first `hard` rows are constraints,
-  int links = 0;  // those before `links` are soft (pairs), the others tie a link to mu
+  int links = 0;  // those before `links` are soft (pairs), the rest tie a link to mu
   int num_blocks = 0;
   bool complete = false;   // all variables of the Problem are present: var is the identity
   bool wide = false;       // sums over its many pairs lose digits in float: add up in double
   bool consistent = true;  // false: some row alone, or a structured factor, can't hold
-  int refuted = -1;        // the row of the Problem that can't, and the multiplier that proves it
+  int refuted = -1;        // a row of the Problem that can't, and the multiplier that proves it
   T refuting = 0;
   T row_eps = 0;        // relative precision of coef and rhs
-  T largest_score = 0;  // in magnitude
-  T top_score = 0;      // the largest, or the largest magnitude of a pair's
-  double constant = 0;  // of the linear part of the pairs, docs/math.md (11)
+  T largest_score = 0;  // largest magnitude of a score
+  T top_score = 0;      // largest score, where pairs count by magnitude
+  double constant = 0;  // constant term of the pairs, docs/math.md (11)
   int num_uneven = 0;   // rows with coefficients of different size
   int longest_row = 0;
   int highest_degree = 0;  // the most rows that a variable is in
@@ -55,11 +55,11 @@ struct Instance {
   Span<T> coef;
   Span<T> rhs;
   Span<T> lo, hi;          // bounds of the scaled multiplier x = ||a|| tau
-  Span<T> scale;           // 1 / ||a||; of links, what makes their curvature about 1
+  Span<T> scale;           // 1 / ||a||; for links, what makes their curvature about 1
   Span<T> eta;             // scores, with the linear part of the pairs
-  Span<T> eta_low;         // what of those is lost to rounding, if `wide`
+  Span<T> eta_low;         // what rounding loses of those, if `wide`
   Span<double> wide_sum;   // (n,) scratch, if `wide`
-  Span<T> pair_shift;      // (m - hard,) the linear part that soft row added to its second variable
+  Span<T> pair_shift;      // (m - hard,) what each soft row added to its second variable's score
   Span<std::int32_t> var;  // variable of the Problem
   Span<std::int32_t> row;  // row of the Problem (R + p for pair p)
   Span<Block> block;
@@ -71,18 +71,18 @@ struct Instance {
   Span<std::int32_t> var_entry;  // and their places in col and coef
 
   int num_tiles = 0, num_loose = 0;
-  bool crossed = false;       // the hard rows are the rows, tile 0, and the columns, tile 1, of all
+  bool crossed = false;       // tiles 0 and 1 are the rows and the columns of all variables
   Span<Tile<T>> tile;         // hard rows that are grids
   Span<std::int32_t> loose;   // the other hard rows
   Span<T> norm;               // (m,) ||a||
   Span<std::uint8_t> uneven;  // (m,) whether its coefficients differ in size; the largest is 1
 
   Span<T> gain;                // (n,) the most that a variable can earn per unit
-  Span<std::uint8_t> at_zero;  // (n,) the round that showed it to be 0, or 0, or kHeld: in a row
-  bool any_at_zero = false;    // then its pairs are left out
+  Span<std::uint8_t> at_zero;  // (n,) the round that proved it 0; 0: none did; kHeld: in a row
+  bool any_at_zero = false;    // if so, their pairs are left out
 
-  Span<T> weight;             // (n,) of the quadratic that is not the links': 1 without links
-  Span<std::uint8_t> in_hub;  // (n,) whether a structured factor takes the place of the box
+  Span<T> weight;             // (n,) share of the quadratic that is not the links': 1 without links
+  Span<std::uint8_t> in_hub;  // (n,) whether it is in a hub, which takes the place of the box
 
   void allocate(const Problem<T>& p, Workspace& ws) {
     const int rows = p.num_dual();
@@ -127,7 +127,7 @@ struct Instance {
   // 1 / weight, and how much mu moves with z where it is free
   T give(int j) const { return weighted() ? 1 / weight[j] : T(1); }
 
-  // leave_out: the pairs of variables that are 0 for certain, which say nothing.
+  // leave_out: whether to drop the pairs of variables that are certain to be 0; they say nothing.
   void prepare(const Problem<T>& p, std::int64_t i, bool leave_out = false) {
     complete = keep_variables(p.mask.at(i), p.eta_u.at(i), p.num_vars);
     row_eps = std::max(std::numeric_limits<T>::epsilon(), T(p.row_precision));
@@ -161,7 +161,7 @@ struct Instance {
   }
 
  private:
-  // Returns whether all are there. Without scores they are taken as 0.
+  // Returns whether all are present. Without scores they count as 0.
   bool keep_variables(const std::uint8_t* mask, const T* eta_u, int num_vars) {
     if (mask == nullptr && keep_all(eta_u, num_vars)) return true;
     n = 0;
@@ -243,7 +243,7 @@ struct Instance {
     crossed = num_tiles == 2 && num_loose == 0 && is_cross(tile[0], tile[1]);
   }
 
-  // Whether these are the rows and the columns of one grid, which is all the variables.
+  // Whether these are the rows and the columns of one grid that is all the variables.
   bool is_cross(const Tile<T>& rows, const Tile<T>& columns) const {
     return rows.by_row() && rows.base == 0 && rows.row_stride == rows.length &&
            rows.rows * rows.length == n && columns.base == 0 && columns.row_stride == 1 &&
@@ -280,7 +280,7 @@ struct Instance {
   }
 
   // Rows that hold for every mu of the box are left out, and so is a factor all of whose variables
-  // are masked: Problem::num_factors.
+  // are masked (see Problem::num_factors).
   void add_hard_rows(const Problem<T>& p, std::int64_t i) {
     for (int f = 0; f < p.num_blocks; ++f) {
       const int first = m, begin = p.row_ptr[p.block_ptr[f]], end = p.row_ptr[p.block_ptr[f + 1]];
@@ -310,7 +310,7 @@ struct Instance {
     const T* p_coef = p.coef.at(i);
     const T b = p.rhs.at(i)[r];
     int e = ptr[m];
-    T squares = 0, least = 0, most = 0;  // of a . mu over the box
+    T squares = 0, least = 0, most = 0;  // range of a . mu over the box
     bool differ = false;
     for (int k = p.row_ptr[r]; k < p.row_ptr[r + 1]; ++k) {
       const std::int32_t j = new_var[p.col[k]];
@@ -341,7 +341,7 @@ struct Instance {
   }
 
   // A variable that is in pairs only, and earns nothing even if all its partners with a positive
-  // score are on, is 0, docs/math.md (11a). Those that are 0 are no partners any more, and so on.
+  // score are on, is 0, docs/math.md (11a). Those that are 0 stop counting as partners, and so on.
   bool find_zeros(const Problem<T>& p, const T* s) {
     int negated = 0;
     for (int k = 0; k < 2 * p.num_pairs; ++k) negated |= p.pair_negated[k];
@@ -427,8 +427,8 @@ struct Instance {
     if (wide) wide_sum[j] += double(score);
   }
 
-  // A pair with one end masked: if that literal is a negation it is true, and the score is that of
-  // the other literal alone.
+  // A pair with one end masked: if that literal is a negation it is true, and the score goes to the
+  // other literal alone.
   void add_half_pair(const Problem<T>& p, int q, std::int32_t j1, std::int32_t j2, T score) {
     const std::uint8_t* negated = p.pair_negated + 2 * q;
     const int here = j1 < 0 ? 1 : 0;
@@ -476,14 +476,14 @@ struct Instance {
     }
   }
 
-  static constexpr int kManyPairs = 64;    // below, a solve is quicker than looking for zeros
+  static constexpr int kManyPairs = 64;    // with fewer, a solve is quicker than looking for zeros
   static constexpr int kZeroRounds = 3;    // each costs a sweep over the pairs, and finds fewer
-  static constexpr int kFewZeros = 16;     // a sixteenth of the variables does not pay for a sweep
-  static constexpr int kPairsToWiden = 8;  // per variable: sums over them lose a digit in float
-  static constexpr std::uint8_t kHeld = 255;  // no round
+  static constexpr int kFewZeros = 16;     // finding 1/16 of the variables does not pay for a sweep
+  static constexpr int kPairsToWiden = 8;  // per variable: from here on, float sums lose a digit
+  static constexpr std::uint8_t kHeld = 255;  // not a round: the variable is in a row
 
   bool prepared_ = false;
-  bool left_out_ = false;  // pairs, in the instance before
+  bool left_out_ = false;  // whether the last instance left out pairs
   int hard_blocks_ = 0;
 };
 

@@ -15,14 +15,14 @@ class LinearProgram {
     rounded_ = ws.take<T>(p.num_vars);
   }
 
-  // The scores of p as they are here are the program's own.
+  // The scores that p has now are the program's own.
   void begin(const Instance<T>& p, StructuredFactors<T>* structured) {
     p_ = &p;
     structured_ = structured;
     size_ = typical_magnitude();
   }
 
-  // What one score is about, 1 if there is none: the unit of all that is compared with 0.
+  // The typical size of a score, 1 if there is none: the unit of all that is compared with 0.
   double size() const { return size_; }
 
   // Whether a gap between two values can be overlooked.
@@ -31,15 +31,15 @@ class LinearProgram {
   }
 
   // eta . mu + the scores of pairs and structured factors. eta: (n,) with the linear part of the
-  // pairs; hi: (m,) bounds of the multipliers; scale: of the structured factors' scores.
+  // pairs; hi: (m,) bounds of the multipliers; scale: the factor in the structured factors' scores.
   double value(const T* mu, const T* eta, const T* hi, double scale) const {
     const double features = structured_ == nullptr ? 0.0 : structured_->feature_value();
     return value_of_rows(mu, eta, hi) + features / scale;
   }
 
   // No assignment scores more than this, for any multipliers x in their bounds. z: (n,) the scores
-  // less what the multipliers take, all of them times `scale`. taken: (n,) by what more the links
-  // have taken from z, each from its variable, or null.
+  // less what the multipliers take, all times `scale`. taken: (n,) what links have taken from their
+  // variables in z besides x, or null.
   double bound(const T* z, const T* x, double scale, const T* taken = nullptr) const {
     const Instance<T>& p = *p_;
     double sum = 0;
@@ -51,8 +51,8 @@ class LinearProgram {
     return sum / scale + p.constant;
   }
 
-  // Rounds mu to 0/1 if it is that but for its error, and is then a structure that no other beats:
-  // it meets all constraints, and its value is the bound.
+  // Rounds mu to 0/1 if that is all it lacks to be a structure that no other beats: the rounded
+  // point meets all constraints, and its value is the bound. Returns whether it did.
   bool round(Span<T> mu, const T* eta, const T* hi, double scale, double bound, double tol) {
     const Instance<T>& p = *p_;
     const Span<T> rounded = rounded_.first(p.n);
@@ -76,7 +76,7 @@ class LinearProgram {
   }
 
  private:
-  // Further from 0 and 1 it is no rounded structure; if it is one nearer, the checks will tell.
+  // Further from 0 and 1 it is no rounded structure; nearer, the checks decide.
   static constexpr T kNearVertex = T(1e-3);
 
   double value_of_rows(const T* mu, const T* eta, const T* hi) const {
@@ -92,7 +92,7 @@ class LinearProgram {
     return sum;
   }
 
-  // Up to the rounding of the sum, which is relative to what is added up.
+  // Whether row r holds, up to the rounding of its sum, which is relative to the terms.
   bool holds(int r, Span<const T> x) const {
     const Instance<T>& p = *p_;
     double product = 0, size = std::fabs(double(p.rhs[r]));
@@ -106,8 +106,8 @@ class LinearProgram {
     return (p.lo[r] == 0 ? excess : std::fabs(excess)) <= slack;
   }
 
-  // The median magnitude of the scores that are not 0. A few that are out of all proportion, to
-  // keep their variables off, do not change it.
+  // The median magnitude of the nonzero scores. A few huge ones that keep their variables off do
+  // not change it.
   double typical_magnitude() {
     const Instance<T>& p = *p_;
     const double rounding = std::numeric_limits<T>::epsilon() * double(p.largest_score);

@@ -1,14 +1,14 @@
 // Local search for the best structure: good assignments soon, no proof.
 //
-// What is searched are units, each in one of a few states: a binary variable is a unit of two
-// states, a one-hot group a unit of as many as it has variables. Tables over units give scores,
-// rows over states are constraints. For every state of every unit the score given all other units
-// is kept up to date, so that a move costs what it changes. The moves are: one unit to another
-// state; chains of such moves, each of which mends a row that the last one broke; and the best
-// states of a random induced forest, by dynamic programming. Broken rows cost a price that grows
-// while they stay so.
+// The search is over the states of units: a binary variable is a unit of two states, a one-hot
+// group is a unit with one state per variable. Tables over units give scores, rows over states are
+// constraints. The score of every state of every unit, given all other units, is kept up to date,
+// so that a move costs only what it changes. The moves are: one unit to another state; chains of
+// such moves, each of which mends a row that the last one broke; and the best states of a random
+// induced forest, by dynamic programming. Broken rows cost a price that grows while they stay
+// broken.
 //
-// All is counted in work, not in time: the same input gives the same answer.
+// Effort is counted in work, not in time: the same input gives the same answer.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ class LocalSearch : public ForestSearch {
     tabu_ = ws.take<std::int64_t>(m.num_units);
   }
 
-  // From x, a state (counted within its unit) for each unit, which then holds the best that was
-  // found. Only units that are movable move. Returns whether all rows hold.
+  // Starts from x, a state (counted within its unit) for each unit; x then holds the best found.
+  // Only movable units move. Returns whether an x that meets all rows was found.
   bool run(std::int32_t* x, const std::uint8_t* movable, std::int64_t work, std::uint64_t seed) {
     random_ = seed * 2 + 1;
     work_ = work;
@@ -48,7 +48,7 @@ class LocalSearch : public ForestSearch {
     evaluate();
     set_prices();
     settle();
-    // What has found more for its work goes on.
+    // The mode that has found more for its work goes on.
     std::int64_t spent[3] = {0, 0, 0};
     int wins[3] = {1, 1, 1};
     int sweeps = 32;
@@ -102,7 +102,7 @@ class LocalSearch : public ForestSearch {
     work_ -= m_.num_units / 4 + 1;
   }
 
-  // To where no move of any kind improves; then remembers it if it is the best.
+  // Moves to where no move of any kind improves, and notes the result if it is the best.
   void settle() {
     for (int round = 0; round < 50 && work_ > 0; ++round) {
       sweep();
@@ -181,7 +181,8 @@ class LocalSearch : public ForestSearch {
     while (length-- > 0) apply(undo[length].first, undo[length].second);
   }
 
-  // Best moves, also those that cost, but none of a unit that has moved just now.
+  // Makes the best moves, even those that cost; a unit that has just moved stays, unless moving it
+  // beats the best.
   void tabu_phase() {
     const int U = m_.num_units;
     const int most_idle = 200 + 4 * std::min(U, 500);
@@ -217,7 +218,7 @@ class LocalSearch : public ForestSearch {
     note_best();
   }
 
-  // Random moves that may cost, less and less.
+  // Makes random moves that may cost, but less and less.
   void anneal(int sweeps) {
     double mean = 0;
     int counted = 0;
@@ -231,7 +232,7 @@ class LocalSearch : public ForestSearch {
     }
     if (!(mean > 0)) return;
     mean /= counted;
-    // No more than half of what is left: what was found is to be settled.
+    // At most half of the work left: what is found must still be settled.
     const std::int64_t end = work_ / 2;
     const std::int64_t each = std::max<std::int64_t>(1, 4 * std::int64_t(m_.num_units));
     sweeps = static_cast<int>(std::min<std::int64_t>(sweeps, (work_ - end) / each + 1));
@@ -257,7 +258,7 @@ class LocalSearch : public ForestSearch {
     }
   }
 
-  // A unit and what is near it, to any states.
+  // Moves a unit and those near it to random states.
   void kick() {
     const int U = m_.num_units;
     const int wanted = 2 + draw(std::max(1, std::min(U / 5, 60)));
@@ -278,7 +279,8 @@ class LocalSearch : public ForestSearch {
       const int u = queue_[at];
       for (int k = touch_ptr_[u]; k < touch_ptr_[u + 1] && size < wanted; ++k) {
         const int f = touch_[k].table;
-        // Of many neighbours some: a patch of a dense graph would always be the same.
+        // Only some of many neighbours: a patch of a dense graph would otherwise always be the
+        // same.
         if (touch_ptr_[u + 1] - touch_ptr_[u] > 16 && draw(4) != 0) continue;
         for (int j = m_.scope_ptr[f]; j < m_.scope_ptr[f + 1]; ++j) take(m_.scope[j]);
         --work_;

@@ -1,7 +1,7 @@
 // Graphs all of whose factors are single rows over variables of their own, with one coefficient, 1
 // or -1: `Xor`, `AtMostOne`, `Exactly`, `Budget` and their like, alone or thousands side by side.
-// Such a row is the root of a function of one unknown, and its derivative takes out a mean: each
-// row is read, solved and written while it is in the cache.
+// To solve such a row is to find the root of a function of one unknown, and to differentiate it is
+// to subtract a mean: each row is read, solved and written while it is in the cache.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace factormax {
 
-// s * (sum of its variables) <= b or = b; or the variables that are in no row.
+// s * (sum of its variables) <= b or = b; or, if `row` is -1, the variables that are in no row.
 struct LoneRow {
   Indices vars;
-  int row = -1;  // of the layout
+  int row = -1;  // number in the layout
   int sign = 1;  // s
   bool equality = false;
 };
@@ -26,7 +26,7 @@ class LoneRows {
   static std::unique_ptr<const LoneRows> of(const Layout& layout, const double* coef);
 
   int longest() const { return longest_; }
-  // Rows that are worth a thread's while.
+  // Each chunk has as many rows as are worth a thread's while.
   int num_chunks() const { return static_cast<int>(chunk_ptr_.size()) - 1; }
   Span<const LoneRow> chunk(int c) const {
     return {rows_.data() + chunk_ptr_[c], chunk_ptr_[c + 1] - chunk_ptr_[c]};
@@ -42,11 +42,11 @@ class LoneRows {
   int longest_ = 0;
 };
 
-// What a thread works in.
+// Bytes that a thread works in.
 template <class T>
 std::size_t lone_row_bytes(const LoneRows& rows);
 
-// As `solve_batch` and `vjp_batch`, for problems that have `lone_rows`.
+// Like `solve_batch` and `vjp_batch`, for problems that have `lone_rows`.
 template <class T>
 void solve_lone_rows(const Problem<T>& problem, std::int64_t batch, double tol,
                      const Outputs<T>& out, Control& control);

@@ -15,8 +15,8 @@ namespace factormax {
 // One row of a factor over d literals, s . l <= b or s . l = b. A literal is a variable or its
 // negation.
 struct Row {
-  std::vector<std::int32_t> literals;  // those it is about, from 0 to d - 1
-  std::vector<double> coefs;           // s, of each of them
+  std::vector<std::int32_t> literals;  // those in the row, from 0 to d - 1
+  std::vector<double> coefs;           // s, one per literal
   double bound = 0;                    // b
   RowKind kind = RowKind::inequality;
   int coef_param = -1;   // the parameter, one number per literal, that multiplies s; -1: none
@@ -27,21 +27,22 @@ struct Row {
 struct Rule {
   std::string name;
   BlockKind block = BlockKind::row;
-  int size = 0;                           // d
-  std::vector<std::uint8_t> per_literal;  // of each parameter: one number per literal, or one
+  int size = 0;  // d
+  std::vector<std::uint8_t>
+      per_literal;  // per parameter: a number per literal, else one per factor
   std::vector<Row> rows;
 
   int num_params() const { return static_cast<int>(per_literal.size()); }
 };
 
-// The literals that each of k factors has from one tensor of variables. The variable at (i, j) is
-// `offset` + i . outer_strides + j . inner_strides, for i in the outer shape (one per factor, k
-// together) and j in the inner one (the literals of a factor).
+// The literals that each of k factors takes from one tensor of variables. The variable at (i, j) is
+// `offset` + i . outer_strides + j . inner_strides, for i in the outer shape (one per factor, k in
+// all) and j in the inner one (the literals of a factor).
 struct Part {
   bool negated = false;
   std::int64_t offset = 0;
   std::vector<std::int64_t> outer, outer_strides, inner, inner_strides;
-  // If it is not empty, the literals themselves, (k, d): 2 * variable, and 1 more if negated.
+  // If not empty, the literals themselves, (k, d): 2 * variable, plus 1 if negated.
   std::vector<std::int64_t> literals;
 };
 
@@ -49,14 +50,14 @@ struct Part {
 struct Group {
   std::shared_ptr<const Rule> rule;  // null: pairs, or structured factors
   bool structured = false;
-  // Of structured factors only:
+  // For structured factors only:
   std::string name;
   OracleKind oracle{};
   std::vector<std::int32_t> shape;
-  std::int32_t num_scores = 0;  // of its own, per factor
+  std::int32_t num_scores = 0;  // own scores per factor
   int slots = 0;                // the most variables that a structure has on
-  // Whether they are linked to structured factors before them: 0, if they share a variable; 1, all
-  // but the first are; 2, all are.
+  // Which of them are linked, that is, tied by multipliers to the structured factors before them:
+  // those that share a variable with one and, if 1, all but the first of the group, if 2, all.
   int link = 0;
   bool has_param = false;
   std::vector<Part> parts;
@@ -71,14 +72,14 @@ struct Param {
   double at(std::int64_t i, std::int64_t j) const { return data[i * instance_stride + j * stride]; }
 };
 
-// What a model says of one structured factor.
+// What a model says about one structured factor.
 struct StructuredView {
   std::string name;
   int group = 0, number = 0;  // which factor of which group it is
   OracleKind kind{};
   bool linked = false;
   std::vector<std::int32_t> shape, variables;
-  int score_begin = 0, num_scores = 0;  // in eta_v
+  int score_begin = 0, num_scores = 0;  // its scores in eta_v
   int slots = 0;
 };
 
@@ -88,12 +89,13 @@ class Model {
   static std::shared_ptr<const Model> make(std::int64_t num_vars, const std::vector<Group>& groups,
                                            std::string& error);
 
-  // The same with a row for each variable that holds it at 0 or 1, or not at all. Made once.
+  // The same model with one more row per variable, which holds it at 0, at 1, or not at all. Made
+  // once.
   std::shared_ptr<const Model> bounded() const;
 
   // Null if the graph is connected. Found once.
   const Components* components() const;
-  // Null if there is more to it than such rows. Found once.
+  // Null unless all factors are lone rows. Found once.
   const LoneRows* lone_rows() const;
 
   // The index arrays; the numbers are still missing.
@@ -109,16 +111,17 @@ class Model {
   int num_scores() const { return num_pairs() + oracle_score_ptr_.back(); }
   int num_dual() const { return num_rows() + num_pairs() + num_links_; }
 
-  // The numbers that each parameter has in an instance, group after group.
+  // How many numbers each parameter has per instance, group by group.
   const std::vector<std::int64_t>& param_sizes() const { return param_sizes_; }
-  // Whether the coefficients, the bounds and the structured factors depend on parameters.
+  // Whether the coefficients depend on parameters. `has_row_params`: whether they or the bounds do.
   bool has_coef_params() const { return has_coef_params_; }
-  // The coefficients of a model without such parameters: those of every instance.
+  // The coefficients that all instances share, in a model without such parameters.
   template <class T>
   const T* constant_coefs() const;
   bool has_row_params() const { return has_row_params_; }
 
-  // The rows of an instance. `held`: of each variable 0, 1 or another number, of a bounded model.
+  // The rows of an instance. `held`, for a bounded model: 0 or 1 where the variable is held there,
+  // another number where it is not held.
   template <class T>
   void write_coefs(const std::vector<Param>& params, std::int64_t instance, const std::int8_t* held,
                    T* coef) const;
@@ -129,7 +132,7 @@ class Model {
   void write_oracle_params(const std::vector<Param>& params, std::int64_t instance,
                            double* out) const;
 
-  // The group, and which of its factors, that a block of rows is.
+  // The group that a block of rows belongs to, and which of its factors the block is.
   void place_of_block(int block, int& group, int& number) const;
   StructuredView structured(int f) const;
 
@@ -142,8 +145,9 @@ class Model {
   const std::vector<std::int8_t>& block_kind() const { return block_kind_; }
 
  private:
-  // All factors of one rule, laid out together. Whether parameters are shared must not matter to
-  // the order of rows: an instance alone would differ from the same in a batch by rounding.
+  // All factors of one rule, laid out together. The order of rows must not depend on whether
+  // parameters are shared: otherwise an instance alone would differ by rounding from the same one
+  // in a batch.
   struct Bundle {
     std::shared_ptr<const Rule> rule;
     std::vector<int> groups;
@@ -171,15 +175,15 @@ class Model {
   int num_vars_ = 0, num_links_ = 0;
   bool has_coef_params_ = false, has_row_params_ = false;
   std::vector<Group> groups_;
-  std::vector<std::int64_t> group_count_;  // k of each
-  std::vector<int> first_param_;           // of each group
+  std::vector<std::int64_t> group_count_;  // k of each group
+  std::vector<int> first_param_;           // first parameter of each group
   std::vector<std::int64_t> param_sizes_;
   std::vector<Bundle> bundles_;
   std::vector<std::int32_t> row_ptr_{0}, col_, pair_var_, block_ptr_{0};
   std::vector<std::int8_t> row_kind_, block_kind_;
   std::vector<std::uint8_t> entry_negated_, pair_negated_, block_isolated_;
-  std::vector<double> coef_, rhs_;          // where no parameter has a say
-  mutable std::vector<float> narrow_coef_;  // the same, when first asked for
+  std::vector<double> coef_, rhs_;          // before parameters are applied
+  mutable std::vector<float> narrow_coef_;  // coef_ in float, made on first use
   std::vector<int> oracle_group_, oracle_number_;
   std::vector<std::int8_t> oracle_kind_;
   std::vector<std::uint8_t> oracle_linked_;

@@ -24,7 +24,7 @@ FACTORMAX_VECTOR double objective(const Problem<T>& p, std::int64_t i, const T* 
   return sum;
 }
 
-// The multipliers are then those that prove it, docs/math.md (23): not those of soft rows.
+// The multipliers are then those that prove infeasibility, docs/math.md (23); soft rows get 0.
 // certificate: unscaled, (m,), or empty if a single row or structured factor can't hold.
 template <class T>
 void write_infeasible(const Problem<T>& p, const Instance<T>& instance, Span<const T> certificate,
@@ -61,7 +61,7 @@ void write_features(const Problem<T>& p, const StructuredFactors<T>& structured,
 }
 
 // The marginals of the pairs. One that was left out has its multiplier at the upper bound if its
-// first variable was the first to be seen as 0, else at 0: then the other sees nothing of it.
+// first variable was the first to be found 0, else at 0: then it does not touch the other variable.
 template <class T>
 void write_pairs(const Problem<T>& p, const Instance<T>& instance, std::int64_t i,
                  const Outputs<T>& out) {

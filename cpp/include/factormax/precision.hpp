@@ -1,5 +1,5 @@
 // What the digits of a scalar type allow: the tolerances that differ between float and double, in
-// one place. Those that do not are beside the code they steer.
+// one place. Those that do not differ are next to the code that uses them.
 #pragma once
 
 namespace factormax {
@@ -9,9 +9,9 @@ struct Precision;
 
 template <>
 struct Precision<double> {
-  // Whether there is none finer, to which what is not resolved could be left.
+  // Whether this is the finest type. What a coarser one can't resolve is left to a finer one.
   static constexpr bool finest = true;
-  // No residual is put down to rounding beyond this: an answer that is further off is no answer.
+  // A residual above this is never put down to rounding: an answer that far off is no answer.
   static constexpr double unresolved = 5e-3;
   // Whether multipliers resolve the gap between a linear program's value and its bound.
   static constexpr bool solves_linear_programs = true;
@@ -19,7 +19,7 @@ struct Precision<double> {
   static constexpr bool adds_many_pairs = true;
   // Whether directions from nearly singular systems lead nearer to the solution.
   static constexpr bool resolves_flat_systems = true;
-  // Relative residual of the reduced system in a finish, which is checked by what it leads to,
+  // Relative residual of the reduced system in a finish, whose outcome is checked anyway,
   static constexpr double finish = 1e-8;
   // and in the backward pass, where it is the error of the gradient.
   static constexpr double backward = 1e-12;
@@ -28,13 +28,14 @@ struct Precision<double> {
   static constexpr double ridge = 1e-9;
   // A diagonal entry below this, relative to the largest, or below its square, is rounding.
   static constexpr double rigid = 1e-12;
-  // Rows of the interior point method hold, relative to ||a||; the finish does the rest.
+  // How closely the interior point method meets rows, relative to ||a||; the finish does the rest.
   static constexpr double feasible = 1e-10;
-  // The least elasticity of a row in its factors, relative to what its variables give way by: well
-  // above the rounding, so that the factors stay accurate, and small beside what other rows leave
-  // of that, so that two steps of refinement make up for it.
+  // The least elasticity of a row in its factors, relative to how far its variables give way. It is
+  // well above the rounding, so that the factors stay accurate, and small beside what other rows
+  // leave of that, so that two steps of refinement make up for it.
   static constexpr double elasticity = 1e-11;
-  // A Farkas certificate is negative beyond the rounding of its sum, relative to its terms.
+  // How far below 0 a Farkas certificate must be, relative to its terms: beyond the rounding of its
+  // sum.
   static constexpr double certificate = 1e-10;
 };
 

@@ -38,7 +38,7 @@ enum class Status : std::int32_t {
   not_proved = 5,   // a search ended before its answer was proved to be the best
 };
 
-// How an unknown stands at the solution; what the backward pass needs of it.
+// Where an unknown is at the solution: what the backward pass needs to know of it.
 enum class Side : std::int8_t { lower = -1, interior = 0, upper = 1, absent = 2 };
 
 // An array with a leading batch dimension; stride 0 shares one row among all instances.
@@ -63,7 +63,7 @@ struct CallbackFunction {
                        double* m, double* n, void* context, std::int64_t instance);
   Call call = nullptr;
   void* context = nullptr;
-  std::atomic<int>* fault = nullptr;  // the first one stays
+  std::atomic<int>* fault = nullptr;  // the first fault stays
 
   OracleAnswer fail(CallbackFault what) const {
     int none = 0;
@@ -74,11 +74,11 @@ struct CallbackFunction {
 
 // S structured factors. One that shares no variable with an earlier one is a hub: it takes the
 // place of the box on its variables. The others are linked to what is there by multipliers, one for
-// each of their variables.
+// each of their variables; such a tie is a link.
 struct Structured {
   int count = 0;
   int num_links = 0;                      // multipliers of all linked factors
-  int num_scores = 0;                     // of all factors
+  int num_scores = 0;                     // own scores of all factors
   const std::int8_t* kind = nullptr;      // (S,)  OracleKind
   const std::uint8_t* linked = nullptr;   // (S,)
   const std::int32_t* var_ptr = nullptr;  // (S + 1,)
@@ -87,8 +87,8 @@ struct Structured {
   const std::int32_t* shape = nullptr;
   const std::int32_t* score_ptr = nullptr;  // (S + 1,) scores of a factor, in eta_v after the pairs
   Batched<const double> param;              // (S,)
-  const CallbackFunction* callback = nullptr;  // (S,), or null if none is one
-  std::int64_t first = 0;                      // what callbacks are told is the first instance
+  const CallbackFunction* callback = nullptr;  // (S,), or null if there is no callback
+  std::int64_t first = 0;                      // number that callbacks get for the first instance
 
   Span<const std::int32_t> vars(int f) const {
     return {var + var_ptr[f], var_ptr[f + 1] - var_ptr[f]};
@@ -110,7 +110,7 @@ struct Layout {
   int num_entries = 0;
   int num_pairs = 0;
   int num_blocks = 0;
-  int num_factors = 0;  // the first blocks, each absent where all of its variables are masked
+  int num_factors = 0;  // the first blocks; each is absent where all its variables are masked
   const std::int32_t* row_ptr = nullptr;         // (R + 1,)
   const std::int32_t* col = nullptr;             // (nnz,)
   const std::int8_t* kind = nullptr;             // (R,)  RowKind
@@ -121,9 +121,9 @@ struct Layout {
   const std::uint8_t* block_isolated = nullptr;  // (F + P,)  shares no variable with another
   Batched<const std::uint8_t> mask;              // (n,)  optional; 0: the variable is off
   Structured structured;
-  double row_precision = 0;  // relative, of coef and rhs, if that is less than their type has
+  double row_precision = 0;  // relative precision of coef and rhs, if worse than their type's
   const Components* components = nullptr;  // null: it is solved as a whole
-  const LoneRows* lone_rows = nullptr;     // null: it is more than such rows
+  const LoneRows* lone_rows = nullptr;     // null: not all factors are lone rows
 
   int num_dual() const { return num_rows + num_pairs + structured.num_links; }
   int num_scores() const { return num_pairs + structured.num_scores; }
@@ -134,23 +134,23 @@ template <class T>
 struct Problem : Layout {
   Batched<const T> coef;        // (nnz,)
   Batched<const T> rhs;         // (R,)
-  bool constant_coefs = false;  // coef holds what the components of one kind have in common
+  bool constant_coefs = false;  // components of one kind have the same coef
   Batched<const T> eta_u;       // (n,)
   Batched<const T> eta_v;       // (P + scores of the structured factors,)
 };
 
-// Whether a variable is there: a score of -inf is a mask. mask, eta: of the instance, or null.
+// Whether a variable is present: a score of -inf is a mask too. mask, eta: the instance's, or null.
 template <class T>
 bool is_present(const std::uint8_t* mask, const T* eta, std::int32_t j) {
   return (mask == nullptr || mask[j] != 0) &&
          (eta == nullptr || eta[j] != -std::numeric_limits<T>::infinity());
 }
 
-// The sign of the multiplier that proves that a row can't hold, 0 if it may. least, most: what
-// a . mu can be in the box; precision: that of the row, relative.
+// The sign of the multiplier that proves that a row can't hold; 0 if it can. least, most: the range
+// of a . mu over the box; precision: the row's, relative.
 template <class T>
 int refutation(T least, T most, T b, bool equality, T precision) {
-  // Parameters that were worked out in float may miss their own sum.
+  // Parameters computed in float may miss their own sum.
   const T slack = std::max(T(1e-7), 16 * precision) * (most - least + std::fabs(b));
   return least > b + slack ? 1 : equality && most < b - slack ? -1 : 0;
 }
@@ -161,13 +161,13 @@ enum class ByRows : std::int32_t {
   never = 0,
   dense = 1,   // where that is faster
   always = 2,  // where it can be done
-  listed = 3,  // structures are asked for: not by rows; flows are taken apart into paths
+  listed = 3,  // structures were asked for: no rows, and flows are taken apart into paths
 };
 
 struct Options {
   double tol = 1e-6;
   int max_iter = 1000;
-  int max_inner_iter = 100000;  // oracle calls of a structured factor in one pass
+  int max_inner_iter = 100000;  // oracle calls per structured factor and pass
   double step_size = 1.0;       // ADMM only
   bool finish = true;           // the exact finish of the compact dual
   ByRows by_rows = ByRows::dense;
@@ -197,7 +197,7 @@ struct Outputs {
   std::int32_t* iterations = nullptr;
   std::int32_t* status = nullptr;
   std::int32_t* oracle_calls = nullptr;
-  double* upper_bound = nullptr;     // (B,) of linear methods
+  double* upper_bound = nullptr;     // (B,) linear methods only
   std::uint8_t* integral = nullptr;  // (B,)
 };
 
@@ -210,8 +210,8 @@ void write_result(const Result& result, std::int64_t i, const Outputs<T>& out) {
   out.dual_residual[i] = result.dual_residual;
 }
 
-// Lets a long computation be stopped: `poll` is asked from the calling thread now and then, and
-// `stop` tells all the others. After the deadline no pass begins, as if that were the last one.
+// Lets a long computation be stopped: the calling thread calls `poll` now and then, and `stop`
+// tells all other threads. After the deadline no new pass begins, as if the iterations had run out.
 struct Control {
   using Clock = std::chrono::steady_clock;
   Clock::time_point deadline = Clock::time_point::max();

@@ -1,7 +1,7 @@
 // LP-MAP by the proximal point method, docs/math.md (56): each step is an LP-SparseMAP with the
-// scores t eta + mu_k, from the multipliers of the last; t doubles while that helps. Linear
-// programs end after finitely many steps, and the multipliers give a bound at any time.
-// Hard LP-SparseMAPs are solved by such steps, too, docs/math.md (22a).
+// scores t eta + mu_k, started from the last multipliers; t doubles while that helps. Linear
+// programs end after finitely many steps, and the multipliers give a bound at any time. Hard
+// LP-SparseMAPs are solved by such steps too, docs/math.md (22a).
 #pragma once
 
 #include "factormax/compact.hpp"
@@ -31,9 +31,9 @@ class ProximalSolver {
   bool gave_up() const { return compact_.gave_up(); }
 
   // LP-SparseMAP itself. With large scores it is nearly a linear program: where descent makes no
-  // headway, for that or another reason, it is solved by proximal steps, too. float is too coarse
-  // for these, and stalls there. warm: as of the compact solver. has_rows: the caller knows a
-  // better way; then `gave_up`.
+  // headway, for that or another reason, proximal steps solve it. float is too coarse for them, and
+  // stalls instead. warm: as for the compact solver. has_rows: the caller knows a better way, so
+  // that `gave_up` is the answer.
   Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
                          const Options& options, Control& control, bool may_poll, bool has_rows) {
     Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
@@ -49,7 +49,7 @@ class ProximalSolver {
     result.iterations = first.iterations;
     for (bool going = false;; going = true) {
       const bool whole = t_ == 1;
-      const int most = whole ? options.max_iter : options.max_iter - 1;  // a pass for the last step
+      const int most = whole ? options.max_iter : options.max_iter - 1;  // one for the last step
       const bool cut = step(whole ? T(options.tol) : wanted_, most, going);
       const Status status = result.status;
       if (status == Status::infeasible || status == Status::interrupted || in_trouble()) break;
@@ -99,8 +99,8 @@ class ProximalSolver {
       }
       result.status = Status::max_iter;
       if (result.iterations >= options.max_iter || steps == kMostSteps || control.late()) break;
-      // A gap that does not close means that the steps end too far from where they lead: the next
-      // begin from nowhere, and all the more so with a larger t.
+      // A gap that does not close means that the steps end too far from their goals: the next ones
+      // start from a bad place, all the more so with a larger t.
       const bool closes = at_once || std::fabs(gap) <= least / 2;
       if (closes) least = std::fabs(gap);
       const bool slow = result.iterations >= kMostPasses;
@@ -117,15 +117,15 @@ class ProximalSolver {
 
  private:
   static constexpr int kMostSteps = 200;
-  static constexpr int kMostPasses = 100;  // for a step: then a smaller t is better
+  static constexpr int kMostPasses = 100;  // per step; beyond, a smaller t is better
   static constexpr T kLoosest = T(0.1);    // residual of a step; a fifth of its length is enough
 
   bool in_trouble() const {
     return structured_ != nullptr && structured_->trouble() != ActiveSetResult::solved;
   }
 
-  // From mu_0 = 0 and a t that makes the scores about 1; of the quadratic program a power of two,
-  // to get to 1, and to restore the scores exactly.
+  // Starts from mu_0 = 0 and a t that makes the scores about 1. For the quadratic program t is a
+  // power of two, so that it reaches 1, and the scores are restored exactly.
   void begin(Instance<T>& p, bool quadratic, const T* warm) {
     quadratic_ = quadratic;
     wanted_ = loosest_ = kLoosest;
@@ -149,9 +149,9 @@ class ProximalSolver {
     return result.status == Status::max_iter && result.iterations < max_iter;
   }
 
-  // The errors of the steps must have a finite sum, or the centres wander: the next is to be more
-  // exact by `tighter`. A step that was cut short has no centre to offer: it is taken again, with a
-  // smaller t, and with more passes, for some steps are long whatever t is.
+  // The errors of the steps must have a finite sum, or the centres wander: the next step is more
+  // exact by a factor of `tighter`. A step that was cut short gives no centre: it is repeated with
+  // a smaller t and with more passes, since some steps are long whatever t is.
   void advance(Instance<T>& p, bool cut, T tighter, T ratio, T finest) {
     if (cut) {
       passes_ *= 2;
@@ -176,7 +176,7 @@ class ProximalSolver {
     compact_.follow_scores(ratio);
   }
 
-  // The scores are their own again.
+  // Restores the scores.
   void end(Instance<T>& p) {
     copy(eta_.first(p.n), p.eta);
     copy(hi_.first(p.m), p.hi);
@@ -216,16 +216,16 @@ class ProximalSolver {
     return T(size > 0 && std::isfinite(size) ? size : program_.size());
   }
 
-  // t eta + mu_k; of the quadratic program t eta + (1 - t) mu_k, docs/math.md (22a).
+  // t eta + mu_k; for the quadratic program t eta + (1 - t) mu_k, docs/math.md (22a).
   void scale_scores(Instance<T>& p) const {
     const T share = quadratic_ ? 1 - t_ : T(1);
     for (int j = 0; j < p.n; ++j) p.eta[j] = t_ * eta_[j] + share * center_[j];
-    p.wide = false;  // that is rounded itself
+    p.wide = false;  // the scores are rounded themselves
     for (int r = p.hard; r < p.links; ++r) p.hi[r] = t_ * hi_[r];
   }
 
-  // The quadratic is shared by a variable and its links, and so is the centre: then the bound of
-  // the solution is its value.
+  // A variable shares the quadratic with its links, and so the centre too: then the bound at the
+  // solution is its value.
   bool better_bound(const Instance<T>& p) {
     const DualPoint<T>& at = compact_.point();
     for (int j = 0; j < p.n; ++j) {
@@ -244,7 +244,7 @@ class ProximalSolver {
   StructuredFactors<T>* structured_ = nullptr;
   Span<T> eta_, hi_, center_, work_, taken_;
   T t_ = 1, wanted_ = 0, loosest_ = 0;
-  int passes_ = kMostPasses;  // of the next step, at most
+  int passes_ = kMostPasses;  // limit for the next step
   bool quadratic_ = false, wide_ = false;
   double bound_ = 0;
   bool integral_ = false;

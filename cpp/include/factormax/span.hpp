@@ -27,7 +27,7 @@ struct Span {
 class Workspace {
  public:
   Workspace() = default;
-  // `valid()` is false if the memory could not be had.
+  // `valid()` is false if the memory could not be allocated.
   explicit Workspace(std::size_t bytes)
       : memory_(new (std::nothrow) unsigned char[bytes + kAlign]) {
     if (memory_ == nullptr) return;

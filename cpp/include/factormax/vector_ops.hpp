@@ -9,9 +9,10 @@
 
 #include "factormax/span.hpp"
 
-// Functions marked so are compiled twice, for any x86-64 and for one with AVX2, and the machine
-// picks at load time. What they call must be inlined to be compiled along. clang does this for no
-// templates, and most of these are: its builds take AVX2 where -march=x86-64-v3 tells them to.
+// Functions marked with this are compiled twice, for any x86-64 and for one with AVX2; which one
+// runs is decided at load time. What they call must be inlined to be compiled twice as well. clang
+// can't do this for templates, and most of these are: its builds use AVX2 only with
+// -march=x86-64-v3.
 #if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__x86_64__) && \
     defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FACTORMAX_VECTOR __attribute__((target_clones("arch=x86-64-v3", "default")))
@@ -24,7 +25,7 @@
 #define FACTORMAX_INLINE inline
 #endif
 
-// Stands before a loop that finds largest and smallest values, for gcc alone. clang starts such a
+// Goes before a loop that finds largest and smallest values, for gcc alone. clang starts such a
 // reduction at the largest finite number, so that all -inf would come out as finite, and MSVC does
 // not know it.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -61,8 +62,8 @@ FACTORMAX_INLINE void axpy(T alpha, Span<const T> x, Span<T> y) {
   for (int i = 0; i < x.size; ++i) y.data[i] += alpha * x.data[i];
 }
 
-// The largest of `floor` and of value(i) for i < n, each computed once; a NaN is passed over. Other
-// compilers than gcc vectorise it only if the lanes are written out.
+// The largest of `floor` and of value(i) for i < n, each computed once; a NaN is passed over.
+// Compilers other than gcc vectorise it only if the lanes are written out.
 template <class T, class Value>
 FACTORMAX_INLINE T largest_of(int n, T floor, Value value) {
 #if defined(__GNUC__) && !defined(__clang__)

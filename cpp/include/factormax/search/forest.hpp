@@ -24,7 +24,7 @@ class ForestSearch : public SearchState {
     message_ = ws.take<double>(m.num_states);
   }
 
-  // Once, after memory was given.
+  // To be called once, when there is memory.
   void prepare() {
     SearchState::prepare();
     for (int u = 0; u < m_.num_units; ++u) order_[u] = u;
@@ -41,7 +41,7 @@ class ForestSearch : public SearchState {
 
   int draw(int end) { return static_cast<int>(draw() % static_cast<std::uint64_t>(end)); }
 
-  // Random units that are tied to each other as a forest, to their best states; returns the gain.
+  // Moves random units that form a forest to their best states; returns the gain.
   double forest() {
     const int U = m_.num_units;
     std::fill(chosen_.begin(), chosen_.end(), std::uint8_t(0));
@@ -71,7 +71,8 @@ class ForestSearch : public SearchState {
     return u;
   }
 
-  // Whether the forest stays one: each neighbour in it in a tree of its own, and in tables of two.
+  // Whether it stays a forest with u: the neighbours of u in it must be in different trees, and
+  // share only tables of two units with u, and no row.
   bool may_join(int u) {
     bool fits = true;
     for_all_rows_of(u, [&](int r) { fits = fits && row_taken_[r] == 0; });
@@ -201,7 +202,7 @@ class ForestSearch : public SearchState {
     }
   }
 
-  // to_ holds what is chosen.
+  // Leaves the choices in to_.
   void choose_from_roots(int listed) {
     for (int k = 0; k < listed; ++k) {
       const int v = tree_[k], u = parent_[v];
@@ -219,7 +220,7 @@ class ForestSearch : public SearchState {
         return message[q] + (column != nullptr ? column[stride * q] : 0.0);
       };
       int best = x_[v];
-      double most = total(best) + eps_;  // where others are no better it stays
+      double most = total(best) + eps_;  // stays where others are no better
       for (int q = 0; q < m_.states(v); ++q) {
         if (total(q) > most) {
           best = q;

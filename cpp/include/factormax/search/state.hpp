@@ -15,18 +15,17 @@ namespace factormax {
 struct SearchModel {
   int num_units = 0, num_states = 0, num_tables = 0, num_rows = 0;
   const std::int32_t* state_ptr = nullptr;  // (U + 1,) where the states of each unit begin
-  const double* score = nullptr;            // (S,) of each state, finite
+  const double* score = nullptr;            // (S,) finite
   const std::uint8_t* allowed = nullptr;    // (S,) 1 if a unit may be there, else 0
   const std::int32_t* scope_ptr = nullptr;  // (F + 1,) where the units of each table begin
   const std::int32_t* scope = nullptr;
-  const std::int64_t* table_ptr =
-      nullptr;                            // (F + 1,) where its scores begin: the last unit's state
-  const double* table = nullptr;          // runs fastest; finite
-  const std::int32_t* row_ptr = nullptr;  // (R + 1,)
+  const std::int64_t* table_ptr = nullptr;  // (F + 1,) where its scores begin
+  const double* table = nullptr;            // the last unit's state runs fastest; finite
+  const std::int32_t* row_ptr = nullptr;    // (R + 1,)
   const std::int32_t* row_state = nullptr;  // the states that count in each row
   const double* coef = nullptr;
   const double* rhs = nullptr;          // (R,)
-  const std::uint8_t* equal = nullptr;  // (R,) whether the sum must be rhs, or at most that
+  const std::uint8_t* equal = nullptr;  // (R,) 1: the sum must be rhs; 0: at most rhs
 
   int states(int u) const { return state_ptr[u + 1] - state_ptr[u]; }
   int order(int f) const { return scope_ptr[f + 1] - scope_ptr[f]; }
@@ -58,7 +57,7 @@ class SearchState {
     queue_ = ws.take<std::int32_t>(U);
   }
 
-  // Once, after memory was given.
+  // To be called once, when there is memory.
   void prepare() {
     for (int u = 0; u < m_.num_units; ++u) {
       for (int s = m_.state_ptr[u]; s < m_.state_ptr[u + 1]; ++s) unit_of_[s] = u;
@@ -91,7 +90,7 @@ class SearchState {
 
  protected:
   struct Touch {
-    std::int32_t table, place;  // place: in scope
+    std::int32_t table, place;  // place: index into scope
   };
 
   struct Entry {
@@ -129,7 +128,7 @@ class SearchState {
     work_ -= m_.num_states + m_.row_ptr[m_.num_rows] + 2 * m_.scope_ptr[m_.num_tables];
   }
 
-  // Where the scores of a table are that count now.
+  // Where the current score of a table is.
   std::int64_t cell(int f) const {
     std::int64_t at = m_.table_ptr[f];
     for (int k = m_.scope_ptr[f]; k < m_.scope_ptr[f + 1]; ++k) at += stride_[k] * x_[m_.scope[k]];
@@ -196,7 +195,7 @@ class SearchState {
     const double before = sum_[r];
     sum_[r] += c;
     note_broken(r);
-    // Where no single move breaks the row, before and after, nothing changes for its units.
+    // If no single move can break the row, before or after, nothing changes for its units.
     if (m_.equal[r] == 0 && std::max(before, sum_[r]) + 2 * largest_[r] <= m_.rhs[r]) return;
     mark_row(r);
   }
@@ -291,10 +290,10 @@ class SearchState {
   Span<Touch> touch_;
   Span<Entry> state_row_;
   Span<std::int64_t> stride_;
-  Span<double> largest_;                      // (R,) coefficients
+  Span<double> largest_;                      // (R,) coefficient, in magnitude
   Span<std::int32_t> x_;                      // (U,) the states
   Span<double> given_;                        // (S,) scores given all other units
-  Span<double> gain_;                         // (U,) of the best move, if it is not dirty
+  Span<double> gain_;                         // (U,) gain of the best move, unless dirty
   Span<std::int32_t> to_;                     // (U,) the best move
   Span<std::uint8_t> dirty_;                  // (U,)
   Span<double> sum_, price_, left_;           // (R,)
@@ -302,7 +301,7 @@ class SearchState {
   Span<std::int32_t> queue_;                  // (U,) scratch
   double value_ = 0, scale_ = 1, eps_ = 0;
   int num_broken_ = 0;
-  std::int64_t work_ = 0, moves_ = 0;  // what may still be done, and what was
+  std::int64_t work_ = 0, moves_ = 0;  // work left, and moves made
 
  private:
   void prepare_rows() {
