@@ -3,8 +3,8 @@
 //   min 1/2 ||v - y||^2   s.t.  w . v (= or <=) b,  0 <= v <= h
 //
 // has v(t) = clip(y - w t, 0, h), where the multiplier t in [lo, hi] is the root of the decreasing
-// piecewise linear  g(t) = w . v(t) - b,  or the bound nearest to it. lo = -inf for an equality,
-// lo = 0 for an inequality, and a finite hi for a row whose violation costs hi a unit (a pair).
+// piecewise linear  g(t) = w . v(t) - b,  or the bound nearest to it. lo = -inf for an equality, lo
+// = 0 for an inequality, and hi is finite for a row whose violation costs hi per unit (a pair).
 #pragma once
 
 #include <limits>
@@ -37,7 +37,7 @@ struct BoxRow {
     return {value - b, slope};
   }
 
-  // Beyond these multipliers nothing moves any more.
+  // Outside of these multipliers nothing moves.
   void breakpoints(T& first, T& last) const {
     first = std::numeric_limits<T>::max();
     last = -first;
@@ -66,7 +66,8 @@ FACTORMAX_VECTOR T box_row(const BoxRow<T>& row, T lo, T hi) {
   }
   if (ww == 0) return clip(T(0), lo, hi);
   const T tolerance = 8 * eps * std::max(magnitude, std::fabs(row.b));
-  // What is left of g moves the free entries, or the next one: small weights make that far.
+  // What is left of g moves the free entries, or the next one to be free: far, if weights are
+  // small.
   const auto close = [&](T g, T slope) {
     if (!(std::fabs(g) <= tolerance)) return false;
     return g == 0 || std::fabs(g) <= tolerance * (slope > 0 ? std::sqrt(slope) : smallest) ||

@@ -8,8 +8,8 @@
 // into the path closes a cycle, which becomes one node whose arcs are scored by what they gain over
 // the arc of the cycle they replace. Without cycles this is one argmax for each word.
 //
-// One root alone: an arc from the root counts as worse than any other, whatever the scores. No
-// cycle holds such an arc, so the order needs no penalty: the root is taken where nothing else is
+// With a single root, an arc from the root counts as worse than any other, whatever the scores. No
+// cycle holds such an arc, so this order needs no penalty: the root is taken where nothing else is
 // left, and a second time only if there is no tree.
 //
 // Ties: a word, and a cycle, takes its first best head in the order of the words, where the root
@@ -32,7 +32,7 @@ FACTORMAX_INLINE int first_largest(const X* x, int n) {
   X most = x[0];
   FACTORMAX_EXTREMES(reduction(max : most))
   for (int i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
-  // Whole blocks first: the exit is then tested once for eight.
+  // Whole blocks first: the exit is then tested once per eight.
   int i = 0;
   for (; i + 8 < n; i += 8) {
     int found = 0;
@@ -44,7 +44,7 @@ FACTORMAX_INLINE int first_largest(const X* x, int n) {
   return i;
 }
 
-// The words of a sentence that are not all -inf.
+// The words of a sentence whose rows are not all -inf.
 template <class T>
 struct PresentWords {
   Span<std::int32_t> word;
@@ -54,7 +54,7 @@ struct PresentWords {
 
   FACTORMAX_VECTOR void find(const T* eta_u, int n) {
     const T inf = std::numeric_limits<T>::infinity();
-    T least = inf;  // of the present rows
+    T least = inf;  // lowest score of the present rows
     count = 0;
     for (int m = 0; m < n; ++m) {
       const T* row = eta_u + m * n;
@@ -145,7 +145,7 @@ class Arborescence {
   }
 
   // Nodes 0 .. n - 1 are words, those after them cycles. Returns how many words hang from the root,
-  // 0 if there is no tree; stops at a second where one alone is allowed.
+  // 0 if there is no tree; stops at the second if only one may.
   FACTORMAX_VECTOR int grow(const T* scores, bool root_last) {
     const int n = present_.count;
     nodes_ = n;
@@ -154,7 +154,7 @@ class Arborescence {
     int roots = 0;
     for (int start = 0; start < n; ++start) {
       if (place_[start] != kUnseen) continue;
-      int last = -1, length = 0;  // of the path, in nodes and in words
+      int last = -1, length = 0;  // last node of the path, and its length in words
       for (int next = start;;) {
         path_[++last] = next;
         path_begin_[last] = length;
@@ -190,7 +190,7 @@ class Arborescence {
       if (row[other] != -kInf) head = other;
     }
     score_[m] = row[head];
-    head_[m] = head == m || row[head] == -kInf ? n : head;  // from nowhere: no way on
+    head_[m] = head == m || row[head] == -kInf ? n : head;  // no arc enters it: no way on
   }
 
   // The nodes first .. last of the path are a cycle: make them one node, at `first`, and find the
@@ -276,11 +276,11 @@ class Arborescence {
   PresentWords<T> present_;
   Span<T> gathered_;         // (n, n): the scores of the present words, where some are absent
   Span<double> merged_;      // (n, stride): the arcs into each cycle, by head, the root last
-  Span<double> score_;       // of the best arc into each node
-  Span<std::int32_t> head_;  // of that arc
+  Span<double> score_;       // of each node: the score of the best arc into it,
+  Span<std::int32_t> head_;  // and the head of that arc
   Span<std::int32_t> part_, part_begin_;               // the nodes of each cycle
   Span<std::int32_t> path_, path_begin_, path_words_;  // nodes, and the words in them, in order
-  Span<std::int32_t> place_;  // of each word: the place of its node in the path, or a Place
+  Span<std::int32_t> place_;  // per word: the place of its node in the path, or a Place
 };
 
 }  // namespace factormax::oracle

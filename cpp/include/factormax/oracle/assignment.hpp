@@ -5,11 +5,11 @@
 //
 // Columns have prices, and every matched row has the column of its best value, score - price. First
 // each row bids: it takes its best column, and raises the price until the second best is as good;
-// the row it drives out bids again, for a few times. The rows then left are matched one by one
-// along the path on which the matched rows lose the least; the prices change so that they lose
-// nothing. A column without a row must keep the price 0, the lowest, unless every column gets a
-// row: then any prices will do to start, and those of the last call are nearly right if the scores
-// are.
+// the row it drives out bids again, a few times. The rows then left are matched one by one along
+// the path on which the matched rows lose the least; the prices change so that they lose nothing. A
+// column without a row must keep the price 0, the lowest, unless every column gets a row: then any
+// prices will do to start, and those of the last call are nearly right if the scores have changed
+// little.
 //
 // Ties: a row takes its first best column in order, free ones before taken ones, and rows choose in
 // order. As the last prices are kept, what wins then also depends on the calls since `prepare`.
@@ -52,7 +52,7 @@ class Assignment {
   int feature_slots() const { return 0; }
 
   FACTORMAX_VECTOR bool prepare(const T* eta_u, const InstanceInputs& = {}) {
-    double* best = price_.data;  // of each column
+    double* best = price_.data;  // per column
     fill(price_, -kInf);
     count_ = 0;
     for (int i = 0; i < rows_; ++i) {
@@ -78,7 +78,7 @@ class Assignment {
   }
 
  private:
-  // Leaves the columns of the present rows in `column_of_`. first: since `prepare`.
+  // Leaves the columns of the present rows in `column_of_`. first: the first call since `prepare`.
   FACTORMAX_VECTOR bool solve(const T* eta_u, bool first) {
     start_prices(eta_u);
     for (int j = 0; j < cols_; ++j) {
@@ -156,8 +156,8 @@ class Assignment {
 
   enum Bid { kWon = -1, kNone = -2 };
 
-  // Returns who is now without a column: nobody, the row that was driven out, or k itself; kNone if
-  // all is forbidden to k.
+  // Returns the row that is now without a column: the one that was driven out, or k itself; kWon if
+  // there is none, kNone if every column is forbidden to k.
   FACTORMAX_INLINE int bid(const T* eta_u, int k) {
     const int n = cols_;
     const T* eta = row(eta_u, k);
@@ -176,15 +176,16 @@ class Assignment {
     }
     const int column = first < n ? int(first) : int(first) - n, loser = row_of_[column];
     const bool alone = first == last && below != -kInf;
-    if (loser >= 0 && !alone) return k;  // to drive out would not help: the price cannot rise
+    if (loser >= 0 && !alone) return k;  // driving it out would not help: the price cannot rise
     if (alone) price_[column] += most - below;
     match(k, column);
     return loser >= 0 ? loser : kWon;
   }
 
-  // Dijkstra over the columns: loss[j] is what the matched rows lose at least if row `start` gets
-  // in and column j out of the way. A scanned column is shut by a price of inf, so that the loops
-  // go over all columns without a test. Row and rank are stored as double for the same reason.
+  // Dijkstra over the columns: loss[j] is the least that the matched rows lose if row `start` gets
+  // in and the last of those that move takes column j. A scanned column is shut by a price of inf,
+  // so that the loops go over all columns without a test. Row and rank are stored as double for the
+  // same reason.
   FACTORMAX_INLINE bool augment(const T* eta_u, int start) {
     const int n = cols_;
     double *loss = loss_.data, *raised = raised_.data, *from = from_.data, *price = price_.data;

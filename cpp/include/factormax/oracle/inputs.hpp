@@ -1,4 +1,4 @@
-// What an oracle is told beside scores: the shape of its factor, and a little of each instance.
+// What an oracle is told besides scores: the shape of its factor, and a little about each instance.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace oracle {
 // A few whole numbers. Each oracle says which ones.
 using Shape = Span<const std::int32_t>;
 
-// Whether it has `size` numbers of which the product of two is no problem.
+// Whether it has `size` numbers, small enough that the product of any two fits.
 inline bool is_shape(Shape shape, int size) {
   return shape.size == size &&
          std::all_of(shape.begin(), shape.end(), [](int s) { return s >= 0 && s < (1 << 20); });

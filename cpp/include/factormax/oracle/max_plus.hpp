@@ -11,7 +11,8 @@ FACTORMAX_INLINE T larger(T a, T b) {
 }
 
 // out[j] = max_i (a[i] + m[i, j]), with m (rows, cols) row-major and rows >= 1. No argmax is kept:
-// who needs it finds it again, along the best path only, by the same sum, which is then equal.
+// callers that need it find it again, along the best path only, by the same sum, which is then
+// equal.
 template <class T>
 FACTORMAX_INLINE void max_plus(const T* a, const T* m, int rows, int cols, T* out) {
   // Four rows at a time, so that `out` is loaded and stored once for four sums.

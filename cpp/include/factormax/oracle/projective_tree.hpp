@@ -77,8 +77,8 @@ class ProjectiveTree {
     std::int32_t i, j;
   };
 
-  // Returns the position that hangs from the root where that is one alone, otherwise 0; -1 if there
-  // is no tree.
+  // With a single root, returns the position that hangs from it, otherwise 0; -1 if there is no
+  // tree.
   FACTORMAX_VECTOR int fill_tables(const T* eta_u) {
     const int n = present_.count;
     for (int i = n; i > 0; --i) fill_row(eta_u, i);
@@ -137,7 +137,7 @@ class ProjectiveTree {
 
   FACTORMAX_INLINE static T larger(T a, T b) { return a > b ? a : b; }
 
-  // The spans on the stack have no step from word to word in common: there are n at most.
+  // No two spans on the stack share a step from word to word, so there are at most n.
   void trace(int only_root) {
     const int n = present_.count;
     int depth = 0;
@@ -192,7 +192,7 @@ class ProjectiveTree {
     return best;
   }
 
-  // That the head of position j is i.
+  // The score of i as the head of position j.
   FACTORMAX_INLINE T score(const T* eta_u, int j, int i) const {
     const int m = present_.word[j - 1];
     return eta_u[m * words_ + (i == 0 ? m : present_.word[i - 1])];
@@ -207,7 +207,7 @@ class ProjectiveTree {
   bool single_root_ = false;
   PresentWords<T> present_;
   Span<T> right_, left_, to_right_, to_left_;  // (n + 1, stride) each
-  Span<T> link_;                               // the row of i
+  Span<T> link_;                               // row i
   Span<std::int32_t> head_;                    // by position
   Span<Item> todo_;
 };

@@ -14,7 +14,7 @@
 
 namespace factormax::oracle {
 
-// Where its scores are.
+// Where the scores of a sequence are in eta_v.
 struct SequenceShape {
   int length = 0, states = 0;
   bool per_step = false, has_initial = false, has_final = false;
@@ -28,7 +28,7 @@ struct SequenceShape {
         has_initial(shape[3] != 0),
         has_final(shape[4] != 0) {}
 
-  // The transitions from a state into step t.
+  // Where the transitions from a state into step t begin.
   int transition_at(int t, int from) const {
     return ((per_step ? (t - 1) * states : 0) + from) * states;
   }
@@ -71,7 +71,7 @@ class Sequence {
     for (int t = 0; t <= length_; ++t) features[t] = -1;
     if (present_ == 0) return true;
 
-    // best[t, s]: of the sequences that end in state s at step t
+    // best[t, s]: the best score of a sequence that ends in state s at step t
     const int S = states_;
     const bool has_initial = shape_.has_initial, has_final = shape_.has_final;
     T* best = best_.data;

@@ -18,8 +18,8 @@ namespace factormax::oracle {
 template <class T>
 class SequenceBudget {
  public:
-  // shape: length, whether there is a transition per step, and a number that no budget, which is
-  // the parameter, exceeds. The scratch grows with it.
+  // shape: length, whether there is a transition per step, and the most that a budget may be; the
+  // budget itself is the parameter. The scratch grows with the most.
   static bool fits(Shape shape, std::int64_t vars, std::int64_t scores) {
     return is_shape(shape, 3) && shape[0] > 0 && vars == shape[0] &&
            scores == (shape[1] != 0 ? shape[0] - 1 : 1);
@@ -72,8 +72,9 @@ class SequenceBudget {
   // on[t, c]: the best of variables 0..t with t on and at most c on. best[t, c]: t on or off.
   //   on[t, c] = max(best[t - 2, c - 1] + eta_u[t], on[t - 1, c - 1] + gain[t]),
   //   best[t, c] = max(best[t - 1, c], on[t, c]),    gain[t] = eta_u[t] + eta_v[t - 1].
-  // Only what the next steps need is kept of these, and of all the choices: a byte for each. Beyond
-  // c = t + 1 nothing changes, and from a c below budget - (L - 1 - t) the budget is not reached.
+  // Of these, only what the next steps need is kept; of the choices all are, a byte each. Beyond c
+  // = t + 1 nothing changes, and a c below budget - (L - 1 - t) is never needed: the budget is out
+  // of reach from there.
   enum : std::uint8_t { kTaken = 1, kJoined = 2 };
 
   FACTORMAX_INLINE void forward_counted(const T* eta_u) {

@@ -2,7 +2,7 @@
 //
 //   max_p  x . Mp + eta_v . Np - 1/2 sum_j w_j (Mp)_j^2,   p in the simplex.
 //
-// The active set lives on from one x to the next: only a few structures change.
+// The active set is kept from one x to the next: only a few structures change.
 #pragma once
 
 #include <limits>
@@ -103,20 +103,21 @@ class ActiveSet : public StructureSet {
     }
   }
 
-  // Adds structures, with probability 0, until those at hand span the optimal face, where variables
-  // that are 0 or 1 stay so: the derivative needs that, the solution does not. After `solve` with
-  // the same arguments. docs/math.md (53). error: of x; a smaller probability may be its doing, or
-  // that of the gap left open, and such structures go first. Holds no more than `most`.
+  // Adds structures, with probability 0, until those at hand span the optimal face: the structures
+  // that tie for the best, as far as variables that are 0 or 1 stay so. The derivative needs that,
+  // the solution does not. To be called after `solve` with the same arguments. docs/math.md (53).
+  // error: of x. A smaller probability may be due to it, or to the gap left open: such structures
+  // are removed first. Holds no more than `most`.
   ActiveSetResult complete(const double* x, const double* eta_v, Oracle& oracle, double error,
                            int most, double* v) {
     const double size = 1 + std::fabs(shift_), least = std::max(2 * error, kGap * size);
     prune(least, v);
     if (count == 1) return ActiveSetResult::solved;  // a vertex
     const double on_face = std::max(kFace * size, 4 * error);
-    bool near_by = false;  // a probe found a structure that is not of the face
+    bool near_by = false;  // a probe found a structure off the face
     reduce(x, v);
-    // Variables at 0 are lowered, so that structures with them lose. Those at 1 are raised, but
-    // hardly: an oracle may have a domain.
+    // The scores of variables at 0 are lowered, so that structures with them lose. Those of
+    // variables at 1 are raised only a little: an oracle may not take every score.
     const auto at_one = [&](int j) { return v[j] > 1 - least / 2; };
     int ones = 0;
     for (int j = 0; j < shape_.vars; ++j) {
@@ -165,7 +166,7 @@ class ActiveSet : public StructureSet {
     return ActiveSetResult::solved;
   }
 
-  // After structures were adopted that make up the solution at x: v, and their face if asked for.
+  // After adopting structures that make up the solution at x: finds v, and their face if asked for.
   ActiveSetResult settle_at(const double* x, const double* eta_v, Oracle& oracle, bool face,
                             double error, double* v) {
     set_scores(x, eta_v);
@@ -174,7 +175,7 @@ class ActiveSet : public StructureSet {
     return complete(x, eta_v, oracle, error, std::numeric_limits<int>::max(), v);
   }
 
-  // Holds the best structure for x alone.
+  // Keeps only the best structure for x.
   ActiveSetResult take_best(const double* x, const double* eta_v, Oracle& oracle, double* v,
                             double& best) {
     count = 0;
@@ -200,15 +201,15 @@ class ActiveSet : public StructureSet {
   // Gaps are relative to 1 + the score of the first structure. They are squared distances: where
   // 1e-9 would do for the marginals, their derivative still lacks structures.
   static constexpr double kGap = 1e-13;
-  static constexpr double kNearGap = 1e-9;    // below, the error of p may be what is left
-  static constexpr double kFace = 1e-10;      // reduced scores of one face agree to this
-  static constexpr double kFarProbe = 1e-6;   // beyond the rounding of an oracle, within the face,
-  static constexpr double kNearProbe = 1e-8;  // or still within, where another face is close by
-  static constexpr double kRounding = 1e-15;  // of a probability
+  static constexpr double kNearGap = 1e-9;    // below, what is left may be the error of p
+  static constexpr double kFace = 1e-10;      // reduced scores on one face agree to this
+  static constexpr double kFarProbe = 1e-6;   // step of a probe: beyond rounding, within the face
+  static constexpr double kNearProbe = 1e-8;  // the same, where another face is near
+  static constexpr double kRounding = 1e-15;  // rounding of a probability
   static constexpr double kPositive = 1e-9;   // a smaller share of a combination is rounding
-  static constexpr int kIdle = 64;            // steps in a row without gain that are not just ties
+  static constexpr int kIdle = 64;            // more steps in a row without gain are not just ties
 
-  // The best structure goes to place `count`.
+  // Asks for the best structure, which goes to place `count`.
   ActiveSetResult ask(Oracle& oracle, const double* scores, const double* eta_v) {
     ++calls;
     switch (oracle.map(scores, eta_v, on(count), features(count), dense(count))) {

@@ -28,13 +28,13 @@ class FlowEdges {
     num_clean_ = -1;
   }
 
-  // From here on with the first so many states alone, as if there were no others; no edges.
+  // Keeps only the first `states` states from here on, as if there were no others; no edges.
   void set_states(int states) {
     begin_empty(0);  // before the numbers of edges change
     shape_.states = states;
   }
 
-  // No edges, no flows.
+  // Starts with no edges and no flows.
   void begin_empty(int steps) {
     if (num_clean_ < 0) {
       fill(listed_, 0);
@@ -55,10 +55,10 @@ class FlowEdges {
     flow[e] += amount;
   }
 
-  Span<std::uint8_t> inside;  // (L, S, S) whether an edge is one of the face
+  Span<std::uint8_t> inside;  // (L, S, S) whether an edge is in the face
   Span<double> flow;          // (L, S, S)
 
-  // visit(e, flow): the edges with a flow
+  // Calls visit(e, flow) for the edges with a flow.
   template <class Visit>
   void each_flow(const Visit& visit) const {
     for (int t = 0; t < steps_; ++t) {
@@ -75,8 +75,8 @@ class FlowEdges {
 
   int edge(int t, int i, int j) const { return (t * shape_.states + i) * shape_.states + j; }
   int sources(int t) const { return t == 0 ? 1 : shape_.states; }
-  // visit(a): each end of layer t that a path of the face passes, the source and the states on the
-  // left by their numbers, those on the right by S more.
+  // Calls visit(a) for each end of layer t that a path of the face passes: the source and the
+  // states on the left by their numbers, those on the right by S more.
   template <class Visit>
   void each_end(int t, const Visit& visit) const {
     if (t == 0) visit(0);
@@ -86,7 +86,7 @@ class FlowEdges {
   int steps() const { return steps_; }
   const oracle::SequenceShape& shape() const { return shape_; }
 
-  // Whether visit(place) is true of a state in use; all are asked.
+  // Whether visit(place) is true of any state in use; all are visited.
   template <class Visit>
   bool any_state(const Visit& visit) const {
     bool any = false;
@@ -96,7 +96,7 @@ class FlowEdges {
     return any;
   }
 
-  // Without the edges of these states.
+  // Drops the edges of these states.
   void drop_states(const std::uint8_t* dropped) {
     const int S = shape_.states;
     for (int t = 0; t < steps_; ++t) {
@@ -106,8 +106,8 @@ class FlowEdges {
     }
   }
 
-  // A path along the largest flows, and how much can be taken along it; takes that away. 0 if
-  // nothing is left but rounding.
+  // Finds a path along the largest flows, and takes away as much as can flow along it. Returns how
+  // much, 0 if nothing is left but rounding.
   double peel(std::int32_t* state) {
     double least = std::numeric_limits<double>::infinity();
     const int S = shape_.states;
@@ -129,7 +129,7 @@ class FlowEdges {
   }
 
  protected:
-  // The edges of a layer, and such as were dropped since the last `compact`.
+  // The edges of a layer, and those that were dropped since the last `compact`.
   Span<std::int32_t> layer(int t) const {
     return {list_.data + t * shape_.states * shape_.states, listed_[t]};
   }
@@ -162,11 +162,11 @@ class FlowEdges {
 
   oracle::SequenceShape shape_;
   int steps_ = 0;
-  Span<std::uint8_t> is_forest_;       // (L,) known to have no cycles, its forest is all
+  Span<std::uint8_t> is_forest_;       // (L,) the layer is known to have no cycles
   Span<std::int32_t> state_, states_;  // (L, S), (L,) states in use
 
  private:
-  int num_clean_ = -1;                // edges of which none is inside but the listed
+  int num_clean_ = -1;                // of this many edges only listed ones are inside
   Span<std::int32_t> list_, listed_;  // (L, S S), (L,) edges of a layer
 };
 

@@ -19,10 +19,10 @@ class FlowFace : public FlowRouting {
   }
 
   // Pivots from the face and the flows at hand until they are optimal for x (centred, with the
-  // scores of the ends) and the scores eta_v of size `size`; `most` rounds at most. docs/math.md
-  // (64).
+  // scores of the ends) and the scores eta_v of size `size`, for at most `most` rounds.
+  // docs/math.md (64).
   enum class Pivots { optimal, open, stopped };
-  enum class Holds { all, changed, stuck };  // what stands beside the flows
+  enum class Holds { all, changed, stuck };  // what is beside the flows
   // beside: see `NothingBeside`.
   template <class Beside>
   Pivots pivot(const double* x, const double* eta_v, double size, int most, std::int64_t& rounds,
@@ -52,14 +52,14 @@ class FlowFace : public FlowRouting {
     }
   }
 
-  // What may stand beside the flows: it changes x so that it holds on the face, and tells whether
-  // it does for mu. Nothing, here.
+  // What may be beside the flows: `settle` changes x so that it holds on the face, `hold` tells
+  // whether it does for mu. Here, nothing is.
   struct NothingBeside {
     void settle(FlowFace&) const {}
     Holds hold(const FlowFace&) const { return Holds::all; }
   };
 
-  // The best path, from nothing.
+  // Starts at the best path; false if there is none.
   bool begin_at_best(const double* x, const double* eta_v) {
     begin_empty(steps_);
     std::copy(x, x + steps_ * shape_.states, reduced_.data);
@@ -69,8 +69,8 @@ class FlowFace : public FlowRouting {
     return true;
   }
 
-  // The edges between states with some of mu, and flows on them that have about these marginals:
-  // the edges with the best scores carry as much as they can.
+  // Starts with the edges between states with a positive marginal, and with flows on them that have
+  // about these marginals: the edges with the best scores carry as much as they can.
   void begin_at(const double* marginals, const double* eta_v) {
     const int S = shape_.states;
     begin_empty(steps_);
@@ -109,9 +109,9 @@ class FlowFace : public FlowRouting {
     }
   }
 
-  // After `pivot`: the face of all paths whose reduced score is within `tolerance` of the best, by
-  // way of states whose marginal is above `least`, or the one path if there is no other; flows that
-  // no cycle of edges can change. docs/math.md (65).
+  // After `pivot`: finds the face of all paths whose reduced score is within `tolerance` of the
+  // best, through states whose marginal is above `least`, or the one path if there is no other; and
+  // flows that no cycle of edges can change. docs/math.md (65).
   void complete(const double* x, const double* eta_v, double tolerance, double least) {
     solve(x, eta_v);
     price(x, eta_v);
@@ -143,12 +143,12 @@ class FlowFace : public FlowRouting {
   }
 
  private:
-  static constexpr double kNegative = 1e-12;  // flows below are not 0
-  static constexpr double kGap = 1e-11;       // relative to the scores
+  static constexpr double kNegative = 1e-12;  // a flow below minus this is negative
+  static constexpr double kGap = 1e-11;       // at the optimum, relative to the scores
   static constexpr double kCycle = 1e-10;     // potentials of edges on one face agree to this
 
-  // The reduced scores x - W mu, up to a constant a step; the best path's, which is `level` at the
-  // optimum.
+  // Finds the reduced scores x - W mu, up to a constant per step; returns that of the best path,
+  // which is `level` at the optimum.
   double price(const double* x, const double* eta_v) {
     const int S = shape_.states;
     for (int t = 0; t < steps_; ++t) {
@@ -159,7 +159,7 @@ class FlowFace : public FlowRouting {
     return forward(eta_v);
   }
 
-  // best_: the best way to each state; returns the best of all.
+  // best_: the score of the best way to each state; returns the best of all.
   FACTORMAX_VECTOR double forward(const double* eta_v) {
     const int S = shape_.states;
     double* best = best_.data;
@@ -176,8 +176,8 @@ class FlowFace : public FlowRouting {
     return most;
   }
 
-  // left_: the best way on from each state, with its own reduced score; states: those that a path
-  // passes which reaches `least`.
+  // left_: the score of the best way on from each state, with its own reduced score; states: those
+  // on a path that scores at least `least`.
   FACTORMAX_VECTOR void backward(const double* eta_v, double least) {
     const int S = shape_.states;
     std::fill_n(left_.data + (steps_ - 1) * S, S, 0.0);
@@ -234,8 +234,8 @@ class FlowFace : public FlowRouting {
     return true;
   }
 
-  // Drops edges with a negative flow, unless edges form cycles, and flows that are not negative can
-  // be found; false if none had to be.
+  // Drops edges with a negative flow, unless the edges form cycles and flows that are not negative
+  // can be found; returns false if none had to be dropped.
   bool drop_negative(double least) {
     const int S = shape_.states;
     bool dropped = false;

@@ -36,12 +36,11 @@ class FlowInterior {
     clique_ = ws.take<double>(std::int64_t(S) * (S + 1));
   }
 
-  // From here on with the first so many states alone, as if there were no others.
+  // Keeps only the first `states` states from here on, as if there were no others.
   void set_states(int states) { shape_.states = states; }
 
-  // Edges and states that can't be part of a solution are left out, docs/math.md (69). Returns the
-  // size of the scores of the others; 0 if there is no path. x: (L, S) with the scores of the
-  // ends.
+  // Leaves out edges and states that can't be part of a solution, docs/math.md (69). Returns the
+  // size of the scores of the others; 0 if there is no path. x: (L, S) with the scores of the ends.
   FACTORMAX_VECTOR double screen(const double* x, const double* eta_v, int steps, const double* w) {
     const int S = shape_.states;
     steps_ = steps;
@@ -172,8 +171,8 @@ class FlowInterior {
     return std::isfinite(gap_);
   }
 
-  // Which edges carry flow, and how much: visit(t, from, to, flow), edges with more flow than
-  // slack; then state(s, mu) of the first step.
+  // Calls visit(t, from, to, flow) for the edges that carry flow (more than they have slack), and
+  // first(s, mu) for the states of the first step.
   template <class Visit, class First>
   void visit(const Visit& visit, const First& first) const {
     const int S = shape_.states;
@@ -237,7 +236,7 @@ class FlowInterior {
     return to_[(t - 1) * S + i] + score + x[t * S + j] + from_[t * S + j] >= least_;
   }
 
-  // What the marginals and the flows lack.
+  // Finds what the flows lack: by how much they miss the marginals, and these their sum.
   FACTORMAX_VECTOR void measure() {
     const int S = shape_.states;
     total_lack_ = 1;

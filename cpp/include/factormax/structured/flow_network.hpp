@@ -1,9 +1,9 @@
 // The marginals on a face, docs/math.md (62), (63) and (66).
 //
-// All that bears on mu is which states of a layer the edges of the face connect: flows on them
-// exist, if of either sign, for exactly the marginals whose sums on the left and on the right of
-// every component agree. So mu is the solution of a network with a node for every component, and
-// the flows follow on a spanning forest.
+// All that matters for mu is which states of a layer the edges of the face connect: flows on them,
+// of either sign, exist for exactly the marginals whose sums on the left and on the right of every
+// component agree. So mu is the solution of a network with a node for every component, and the
+// flows follow on a spanning forest.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class FlowNetwork : public FlowEdges {
     zeros_ = ws.take<double>(S);
   }
 
-  // Steps that are there, and the weights of the quadratic.
+  // steps: how many are present; w: the weights of the quadratic.
   void begin(int steps, const double* w) {
     steps_ = steps;
     for (int k = 0; k < steps * shape_.states; ++k) give_[k] = 1 / w[k];
@@ -49,12 +49,12 @@ class FlowNetwork : public FlowEdges {
 
   Span<double> mu;  // (L, S)
 
-  // mu on the face at hand.
+  // Finds mu on the face at hand.
   void solve(const double* x, const double* eta_v) {
     respond(x, [&](int t, int i, int j) { return scores(eta_v, t, i)[j]; }, 1);
   }
 
-  // Which edges are those of the forests; after `complete`.
+  // Calls visit(edge) for the edges of the forests; after `complete`.
   template <class Visit>
   void each_forest_edge(const Visit& visit) const {
     for (int t = 0; t < steps_; ++t) {
@@ -62,7 +62,7 @@ class FlowNetwork : public FlowEdges {
     }
   }
 
-  // Forests from their edges alone, for the derivative; false if they are of no face.
+  // Grows the forests from their edges alone, for the derivative; false if no face has them.
   bool adopt_forests() {
     keep_flows();
     return grow_forests(nullptr, std::numeric_limits<double>::infinity());
@@ -81,7 +81,7 @@ class FlowNetwork : public FlowEdges {
   void differentiate(const double* x, const Score& score) {
     respond(x, score, 0);
   }
-  // The same for a change of a few of x alone, at places that are in use.
+  // The same for a change of only a few of x, at places in use.
   void differentiate(const std::int32_t* place, const double* value, int count) {
     const int S = shape_.states, last = (steps_ - 1) * S;
     for (int t = 0; t < steps_; ++t) std::fill_n(node_.data + t * S, parts_[t], 0.0);
@@ -102,7 +102,7 @@ class FlowNetwork : public FlowEdges {
     for (int e = 0; e < count; ++e) mu[place[e]] += give_[place[e]] * value[e];
   }
   bool uses(int place) const { return used_[place] != 0; }
-  // Then put(e, value) has that of the flows, on the forests.
+  // Then calls put(e, value) with the response of the flows, on the forests.
   template <class Put>
   void differentiate_flows(const Put& put) {
     spread(0, put);
@@ -134,9 +134,9 @@ class FlowNetwork : public FlowEdges {
     }
   }
 
-  // A spanning forest of each layer, of the edges with the most prior flow, and its components.
-  // Edges that disagree with the potentials of their component by more than `tolerance` leave the
-  // face. False if the face has no path.
+  // Grows a spanning forest of each layer from the edges with the most prior flow, and finds its
+  // components. Edges that disagree with the potentials of their component by more than `tolerance`
+  // leave the face. False if the face has no path.
   bool grow_forests(const double* eta_v, double tolerance) {
     if (!prune()) return false;
     const int S = shape_.states;
@@ -168,8 +168,9 @@ class FlowNetwork : public FlowEdges {
     return a;
   }
 
-  // The flows with these marginals: those on cycles stay as they were (none, if total is 0), the
-  // forest carries the rest, from the leaves inwards. put(e, value): each edge with a flow.
+  // Finds the flows with these marginals: those on cycles stay as they were (none, if total is 0),
+  // the forest carries the rest, from the leaves inwards. Calls put(e, value) for each edge with a
+  // flow.
   template <class Put>
   void spread(double total, const Put& put) {
     const int S = shape_.states;
@@ -239,8 +240,8 @@ class FlowNetwork : public FlowEdges {
     return states_[steps_ - 1] > 0;
   }
 
-  // Links the ends of the first edges in `ranked_` that are of layer t, but for those that close a
-  // cycle; returns how many it linked.
+  // Joins the ends of the first `count` edges in `ranked_`, which are of layer t, except where that
+  // closes a cycle; returns how many it joined.
   int span(int t, int count) {
     const int S = shape_.states;
     each_end(t, [&](int a) {

@@ -17,9 +17,9 @@ class FlowRouting : public FlowNetwork {
   }
 
  protected:
-  // Flows of layer t that are not negative, by augmenting paths from those that are not. If there
-  // are none, what can't flow on is stuck at states whose other ways out are full: the edges by
-  // which others flow there leave the face, for they carry nothing. Then returns false.
+  // Finds flows of layer t that are not negative, by augmenting paths from those that are not. If
+  // there are none, what can't flow on is stuck at states whose other ways out are full: the edges
+  // by which others flow there leave the face, for they carry nothing. Then returns false.
   bool route(int t, double least) {
     const int S = shape_.states;
     for (int i = 0; i < sources(t); ++i) need_[i] = t == 0 ? 1.0 : mu[(t - 1) * S + i];
@@ -84,7 +84,7 @@ class FlowRouting : public FlowNetwork {
     return false;
   }
 
-  // Every other edge between the ends of a new edge loses what the new one gains.
+  // On the way between the ends of a new edge, every other edge loses what the new one gains.
   double shift(int t, int from, int to) {
     const int S = shape_.states;
     for (int k = 0; k < 2 * S; ++k) up_[k] = -1;
@@ -112,7 +112,7 @@ class FlowRouting : public FlowNetwork {
     return amount;
   }
 
-  // Moves flow along cycles of edges that carry some until there are none.
+  // Moves flow along cycles of edges that carry some, until there are no such cycles.
   void cancel_cycles() {
     const int S = shape_.states;
     for (int t = 1; t < steps_; ++t) {
@@ -125,7 +125,7 @@ class FlowRouting : public FlowNetwork {
       std::sort(ranked_.data, ranked_.data + positive);
       for (int k = 0; k < 2 * S; ++k) up_[k] = -1;
       for (int k = 0; k < positive; ++k) {
-        // A tree so far: join, or take the cycle that closes apart.
+        // A forest so far: join two trees, or break the cycle that the edge would close.
         const int e = ranked_[k].edge, i = e / S - t * S, j = S + e % S;
         const int a = find(i), b = find(j);
         if (a != b) {
@@ -143,7 +143,7 @@ class FlowRouting : public FlowNetwork {
   }
 
  private:
-  // The ends on the way from one to the other along the tree, in stack_; returns how many.
+  // Puts the ends on the way from one to the other along the tree in stack_; returns how many.
   int find_way(int from, int to) {
     for (int k = 0; k < 2 * shape_.states; ++k) head_[k] = -1;  // places on the way
     int length = 0;
@@ -179,7 +179,7 @@ class FlowRouting : public FlowNetwork {
   }
 
   // The flow of edge e from i to j, which the tree connects already, moves onto the tree, or an
-  // edge of the tree gives its own up for it.
+  // edge of the tree gives up its own.
   void cancel(int t, int e, int i, int j) {
     const int length = find_way(i, j);
     const auto at = [&](int k) { return way_edge(t, k); };
@@ -217,7 +217,7 @@ class FlowRouting : public FlowNetwork {
     }
   }
 
-  Span<std::int32_t> up_;  // (2S,) the end before, on a way; the parent, in a tree
+  Span<std::int32_t> up_;  // (2S,) the previous end on a way, or the parent in a tree
 };
 
 }  // namespace factormax

@@ -1,6 +1,7 @@
 // Rows beside the flows of a sequence, docs/math.md (70)-(72): which of them bind, and the
 // multipliers with which they hold on a face of the flows. Faces and rows change together, where
-// the dual would need a pass for every change of a multiplier.
+// the dual would need a pass for every change of a multiplier. What a row lacks is how far it is
+// from holding with equality, positive if it is violated.
 #pragma once
 
 #include "factormax/instance.hpp"
@@ -10,7 +11,7 @@ namespace factormax {
 
 class FlowRows {
  public:
-  static constexpr int kMost = 256;  // rows: the matrix of those that bind is dense
+  static constexpr int kMost = 256;  // rows at most: the matrix of those that bind is dense
 
   // places: length times states of the sequence.
   void allocate(int rows, int entries, int places, Workspace& ws) {
@@ -33,7 +34,7 @@ class FlowRows {
   }
 
   // The rows of an instance, at most kMost, all of whose variables are those of the sequence.
-  // place(j): that of a variable in it.
+  // place(j): the place of variable j in it.
   template <class T, class Place>
   void begin(const Instance<T>& p, const Place& place) {
     count_ = p.m;
@@ -52,10 +53,10 @@ class FlowRows {
 
   Span<double> tau;  // (rows,) multipliers
 
-  // Multipliers to begin with, and about the marginals that go with them: those of the sequence
-  // without the scores of its edges, whose steps are rows like the others. Coordinate descent, then
-  // Newton's method. docs/math.md (72). x: (L, S), from which the multipliers are taken; mu:
-  // (L, S); level: (L,). Returns false if they run off.
+  // Finds multipliers to begin with, and roughly the marginals that go with them: those of the
+  // sequence without the scores of its edges, whose steps are rows like the others. Coordinate
+  // descent, then Newton's method. docs/math.md (72). x: (L, S), from which the multipliers are
+  // subtracted; mu: (L, S); level: (L,). Returns false if they run off.
   bool approach(double* x, double* mu, double* level, int steps, int states, const double* w) {
     const int places = steps * states;
     for (int t = 0; t < steps; ++t) {
@@ -97,8 +98,8 @@ class FlowRows {
     return std::isfinite(sum);
   }
 
-  // The multipliers with which the rows that bind hold on the face, docs/math.md (71); they are
-  // taken from x. One that would leave its bounds stays there, and its row binds no more.
+  // Finds the multipliers with which the binding rows hold on the face, docs/math.md (71), and
+  // subtracts them from x. One that would leave its bounds stays there, and its row stops binding.
   void settle(FlowFace& face, const double* eta_v, double* x) {
     list_active();
     const int n = num_active_;
@@ -132,9 +133,9 @@ class FlowRows {
     take_step(x);
   }
 
-  // Whether all rows hold for mu. Those that do not bind from now on; one that binds, but has slack
-  // where nothing moves, gives its multiplier up, which x gets back. One that binds and does not
-  // hold is up to the face.
+  // Whether all rows hold for mu. Those that do not hold start to bind. A binding row that has
+  // slack where nothing moves stops binding, and its multiplier goes back to x. One that binds and
+  // does not hold is left to the face.
   FlowFace::Holds hold(const double* mu, double tolerance, double* x) {
     FlowFace::Holds result = FlowFace::Holds::all;
     for (int r = 0; r < count_; ++r) {
@@ -153,17 +154,17 @@ class FlowRows {
   }
 
   void keep() { std::copy(tau.data, tau.data + count_, old_tau_.data); }
-  // The multipliers that were kept; x without them comes back less what they take.
+  // Restores the multipliers that were kept. x comes without them, and is left less what they take.
   void restore(double* x) {
     for (int r = 0; r < count_; ++r) change(r, 0.0, old_tau_[r], x);
   }
 
  private:
   static constexpr double kRough = 0.02;  // what a row may lack at the start
-  static constexpr double kRidge = 0.03;  // for rows whose marginals are all 0 or 1
-  static constexpr int kSweeps = 3;       // of coordinate descent
-  static constexpr int kNewton = 20;      // steps of Newton's method,
-  static constexpr int kCuts = 3;         // and how often one is shortened
+  static constexpr double kRidge = 0.03;  // added for rows whose marginals are all 0 or 1
+  static constexpr int kSweeps = 3;       // sweeps of coordinate descent
+  static constexpr int kNewton = 20;      // most steps of Newton's method
+  static constexpr int kCuts = 3;         // how often a step may be shortened
 
   double product(int r, const double* v) const {
     double sum = 0;
@@ -171,14 +172,14 @@ class FlowRows {
     return sum;
   }
 
-  // The multiplier of row r, which takes `from` from x now.
+  // Sets the multiplier of row r, which takes `from` from x now.
   void change(int r, double from, double to, double* x) {
     tau[r] = to;
     if (from == to) return;
     for (int e = ptr_[r]; e < ptr_[r + 1]; ++e) x[place_[e]] -= coef_[e] * (to - from);
   }
 
-  // Of the dual, along the step from the multipliers that were kept.
+  // The slope of the dual along the step from the multipliers that were kept.
   double slope(Span<const double> missing) const {
     double sum = 0;
     for (int r = 0; r < count_; ++r) sum -= missing[r] * (tau[r] - old_tau_[r]);
@@ -212,7 +213,8 @@ class FlowRows {
     return level;
   }
 
-  // Which rows bind at mu, and what all of them lack; returns the most that one that binds does.
+  // Finds which rows bind at mu, and what all of them lack; returns the most that a binding one
+  // lacks.
   double find_binding(const double* mu) {
     double worst = 0;
     for (int r = 0; r < count_; ++r) {
@@ -243,7 +245,7 @@ class FlowRows {
     }
   }
 
-  // A step to where the rows that bind lack nothing, if no marginal comes to 0 or leaves it.
+  // Steps to where the binding rows lack nothing, provided that no marginal reaches or leaves 0.
   void newton(double* x, const double* mu, int steps, int states, const double* w) {
     list_active();
     const int n = num_active_;
@@ -306,7 +308,7 @@ class FlowRows {
   }
 
   // By Cholesky factors, over the rows that bind. A row that nothing moves stays as it is, and so
-  // does one that moves as those before it do.
+  // does one that moves just as those before it do.
   void solve(int n) {
     double largest = 0;
     for (int i = 0; i < n; ++i) largest = std::max(largest, matrix_[i * n + i]);

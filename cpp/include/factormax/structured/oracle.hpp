@@ -31,7 +31,7 @@ enum class OracleKind : std::int8_t {
 #undef FACTORMAX_ORACLE
 };
 
-// Whether the shape of a structured factor is one, and agrees with its variables and scores.
+// Whether the shape of a structured factor is valid, and agrees with its variables and scores.
 inline bool fits(OracleKind which, oracle::Shape shape, std::int64_t vars, std::int64_t scores) {
   switch (which) {
 #define FACTORMAX_ORACLE(kind, Class) \
@@ -57,7 +57,7 @@ class Oracle {
     }
   }
 
-  // Once per instance; false if there is no structure.
+  // To be called once per instance; false if there is no structure.
   bool prepare(const double* eta_u, const oracle::InstanceInputs& inputs = {}) {
     return std::visit([&](auto& o) { return o.prepare(eta_u, inputs); }, oracle_);
   }
@@ -81,7 +81,7 @@ class Oracle {
   int feature_slots() const {
     return std::visit([](const auto& o) { return o.feature_slots(); }, oracle_);
   }
-  // Features are numbers for all scores, not a list of those that count.
+  // Whether features are numbers for all scores, not a list of those that count.
   bool is_dense() const { return std::holds_alternative<oracle::Callback>(oracle_); }
 
  private:

@@ -1,8 +1,8 @@
 // Trees and matchings by the rows of their polytopes, docs/math.md (59)-(61). An active set holds a
 // structure for every dimension of the solution's face, which is expensive where scores are close
 // to one another; the rows do not mind. A matching has a row for each of its rows and columns. A
-// tree has one for each word, and one for each set of words that would else form a cycle: those are
-// added when they are violated.
+// tree has one for each word, and one for each set of words that would otherwise form a cycle:
+// those are added when they are violated.
 //
 // The rows join those of the graph in a Problem of their own, of a single instance, which the
 // solver, the finish and the backward pass treat like any other.
@@ -90,13 +90,14 @@ class RowForm {
     cuts_.allocate(words, ws);
   }
 
-  // Of the larger problem: multipliers and sides, for those who solve it.
+  // Multipliers and sides of the larger problem, for those who solve it.
   Span<T> tau;                 // (R' + P,)
   Span<std::int8_t> row_side;  // (R' + P,)
 
   const Problem<T>& problem() const { return made_; }
 
-  // Numbers of the graph's own rows and pairs, to their places in the larger problem and back.
+  // Copies numbers of the graph's own rows and pairs to their places in the larger problem, and
+  // back.
   template <class X>
   void take_rows(const X* graph, X* larger) const {
     std::copy(graph, graph + source_->num_rows, larger);
@@ -108,13 +109,13 @@ class RowForm {
     std::copy_n(larger + size_.num_rows, source_->num_pairs, graph + source_->num_rows);
   }
 
-  // What the backward pass has to know of the rows of a factor, as lists of flags: of a tree the
-  // sets of words that hold tightly, of a matching the one list of its tight columns.
+  // What the backward pass has to know about the rows of a factor, as lists of flags: for a tree,
+  // the sets of words that hold tightly; for a matching, one list of its tight columns.
   static int list_length(const Structured& s, int f) {
     return is_tree(s, f) ? s.shapes(f)[0] : s.shapes(f)[1];
   }
 
-  // visit(flags): each list of factor f, after the solution was written.
+  // Calls visit(flags) for each list of factor f, after the solution was written.
   template <class Visit>
   void tight_rows(int f, const Visit& visit) {
     if (!is_tree(source_->structured, f)) {
@@ -127,7 +128,7 @@ class RowForm {
     }
   }
 
-  // The other way round, after `begin`: which rows are tight, from `count` lists of each factor.
+  // The other way round, after `begin`: marks which rows are tight, from `count` lists per factor.
   // Returns false if they are not of this problem.
   bool adopt(const std::int32_t* count, const std::uint8_t* flags) {
     const Structured& s = source_->structured;
@@ -147,8 +148,8 @@ class RowForm {
     return true;
   }
 
-  // Lays out instance i without cuts. Returns false if that is not to be had: a factor is left
-  // without a variable that the user did not mask.
+  // Lays out instance i without cuts. Returns false if that can't be done: a factor would lose all
+  // its variables without the user having masked them.
   bool begin(const Problem<T>& p, std::int64_t i) {
     source_ = &p;
     left_out_ = false;
@@ -209,7 +210,7 @@ class RowForm {
     find_present(f);
     int inside = 0, outside = 0;
     for (int m = 0; m < n; ++m) (member[m] ? inside : outside) += present_[m];
-    // As there is one head a word, "at least one head outside" is "fewer than all inside".
+    // As there is one head per word, "at least one head outside" is "fewer than all inside".
     const bool fewer_inside = inside - 1 <= outside + 1;
     const int most = inside * (fewer_inside ? inside - 1 : outside + 1);
     int e = row_ptr_[r];
@@ -251,8 +252,8 @@ class RowForm {
 
   enum class Cuts { none, added, no_room };
 
-  // Adds the sets of words for which mu lacks more than `tolerance`. mu(j): of a variable of the
-  // Problem.
+  // Adds rows for the sets of words that lack more than `tolerance` at mu (see TreeCuts). mu(j):
+  // the marginal of variable j of the Problem.
   template <class Marginal>
   Cuts add_violated(const Marginal& mu, double tolerance) {
     const Structured& s = source_->structured;
@@ -280,8 +281,9 @@ class RowForm {
   }
 
  private:
-  // Structures from which on rows cost less, as measured, docs/math.md (61). Other factors make for
-  // more passes, each of which asks the oracle anew.
+  // With more structures than these, rows cost less, as measured, docs/math.md (61). Other factors
+  // divide the numbers by kMorePasses: they make for more passes, each of which asks the oracle
+  // anew.
   static constexpr int kTreeStructures = 64, kMatchings = 16, kMorePasses = 4;
 
   static bool is_tree(const Structured& s, int f) {
@@ -377,8 +379,8 @@ class RowForm {
     block_ptr_[++blocks_] = rows_;
   }
 
-  // One head a word; one word at the root, if so asked. Rows of words share no variable: they say
-  // so, which gives the solver a good start, or the solution.
+  // One head per word; one word at the root, if asked for. Rows of words share no variable: they
+  // are marked so, which gives the solver a good start, or the solution.
   void add_tree(int f) {
     const Structured& s = source_->structured;
     const Span<const std::int32_t> vars = s.vars(f);
@@ -406,7 +408,7 @@ class RowForm {
     mask_[j] = 0;
   }
 
-  // Whether a factor of the graph would be absent for arcs that were taken out. mask: the user's.
+  // Whether a factor of the graph would be absent because arcs were taken out. mask: the user's.
   bool hides_factor(const std::uint8_t* mask) const {
     const Problem<T>& p = *source_;
     const auto hidden = [&](const std::int32_t* begin, const std::int32_t* end) {
@@ -443,9 +445,9 @@ class RowForm {
   }
 
   const Problem<T>* source_ = nullptr;
-  Span<std::uint8_t> mask_;  // (n,) of the instance, and without arcs from words that are absent
+  Span<std::uint8_t> mask_;  // (n,) the instance's, less arcs from absent words
   bool any_masked_ = false;
-  bool left_out_ = false;  // such arcs
+  bool left_out_ = false;  // whether there are such arcs
   const T* eta_ = nullptr;
   Problem<T> size_, made_;
   int rows_ = 0, blocks_ = 0, first_cut_ = 0, num_cuts_ = 0, most_cuts_ = 0;
@@ -453,7 +455,7 @@ class RowForm {
   Span<T> coef_, rhs_;
   Span<std::int8_t> kind_, block_kind_;
   Span<std::uint8_t> block_isolated_;
-  Span<std::int32_t> cut_factor_;  // (cuts,) of which tree,
+  Span<std::int32_t> cut_factor_;  // (cuts,) the tree of each,
   Span<std::int64_t> cut_begin_;   // and where its members begin
   Span<std::uint8_t> members_, present_;
   TreeCuts cuts_;

@@ -1,8 +1,8 @@
 // SparseMAP of a sequence by the flows on its transitions, docs/math.md (62)-(69). An active set of
 // paths walks over many of them where scores are close to one another; the flows do not mind.
 //
-// States that are masked in every step, the padding of a batch, are none: the flows number the
-// others from 0 on, and scores, weights and marginals are packed and spread here.
+// States that are masked in every step, the padding of a batch, are left out: the flows number the
+// others from 0 on, and scores, weights and marginals are packed and unpacked here.
 #pragma once
 
 #include "factormax/structured/flow_face.hpp"
@@ -14,7 +14,7 @@ namespace factormax {
 
 class SequenceFlow {
  public:
-  // Whether the flows of all edges have room.
+  // Whether there is room for the flows of all edges.
   static bool fits(const oracle::SequenceShape& s) {
     return std::int64_t(s.length) * s.states * s.states <= std::int64_t(1) << 22;
   }
@@ -36,7 +36,7 @@ class SequenceFlow {
 
   const oracle::SequenceShape& shape() const { return shape_; }
 
-  // Nothing is known of the solution. x: -inf where masked.
+  // Starts anew: nothing is known of the solution. x: -inf where masked.
   void begin(const double* x) {
     const int S = shape_.states;
     fill(number_, -1);
@@ -61,13 +61,13 @@ class SequenceFlow {
     start_ = Start::none;
   }
 
-  // Where the flows have a variable of the sequence that is there.
+  // The place in the flows of a variable of the sequence that is present.
   int place(int k) const {
     const int S = shape_.states;
     return k / S * states_ + number_[k % S];
   }
 
-  // The flows of a mixture of paths, to begin at.
+  // Starts at the flows of a mixture of paths.
   void begin_at(const StructureSet& set) {
     face_.begin_empty(steps_);
     for (int k = 0; k < set.count; ++k) {
@@ -102,8 +102,8 @@ class SequenceFlow {
     return end;
   }
 
-  // The solution beside rows, from nothing, docs/math.md (70)-(72): then the rows have its
-  // multipliers, and `solve` begins there. False if it is not found.
+  // Finds the solution beside rows, from nothing, docs/math.md (70)-(72): the rows then have its
+  // multipliers, and `solve` begins there. Returns false if it is not found.
   bool solve_beside(FlowRows& rows, const double* x, const double* eta_v, const double* w,
                     Control& control, bool may_poll, std::int64_t& calls) {
     start_ = Start::none;
@@ -149,7 +149,7 @@ class SequenceFlow {
     return true;
   }
 
-  // After `solve`, with the same scores: the face, for the derivative. error: of x.
+  // After `solve`, with the same scores: completes the face, for the derivative. error: of x.
   void complete(const double* x, const double* eta_v, double error) {
     load(x, eta_v);
     face_.complete(x_.data, transitions(eta_v), std::max(kFace * size_, 4 * error),
@@ -165,8 +165,8 @@ class SequenceFlow {
     take_mu(y);
   }
 
-  // The response to changes of the scores, y: (L, S) and d_v of the factor's own; both overwritten.
-  // The map is symmetric, so it serves the backward pass as well. docs/math.md (66).
+  // The response to changes of the scores: y, (L, S), and d_v, of the factor's own; both are
+  // overwritten. The map is symmetric, so it serves the backward pass as well. docs/math.md (66).
   void respond(double* y, double* d_v) {
     for_ends([&](int k, int score) { y[k] += d_v[score]; });
     pack(y, y);
@@ -180,7 +180,7 @@ class SequenceFlow {
     for_ends([&](int k, int score) { d_v[score] = y[k]; });
   }
 
-  // visit(score, flow): the features, a score as often as there are steps that share it. v: what
+  // Calls visit(score, flow) for the features, with a score as often as steps share it. v: what
   // `solve` found.
   template <class Visit>
   void each_feature(const double* v, const Visit& visit) const {
@@ -192,8 +192,8 @@ class SequenceFlow {
     });
   }
 
-  // What the backward pass needs: the forests of the face, as bits, the edges by the states that
-  // are there.
+  // What the backward pass needs: the forests of the face, a bit per edge between states that are
+  // present.
   static int num_flags(const oracle::SequenceShape& s) {
     return (s.length * s.states * s.states + 7) / 8;
   }
@@ -216,9 +216,9 @@ class SequenceFlow {
     return steps_ > 0 && face_.adopt_forests();
   }
 
-  // The flows as paths, which `set` takes over, each with what flows along it; the flows are gone
-  // then. They are independent: flows on forests follow from mu, and each path empties an edge
-  // that no later one uses. False if there is no room.
+  // Turns the flows into paths, which `set` takes over, each with what flows along it; the flows
+  // are then gone. The paths are independent: flows on forests follow from mu, and each path
+  // empties an edge that no later one uses. Returns false if there is no room.
   bool list_paths(StructureSet& set) {
     start_ = Start::none;
     for (int edges = steps_ * states_ * states_; edges > 0; --edges) {
@@ -233,7 +233,7 @@ class SequenceFlow {
     return true;
   }
 
-  // The path that is this 0/1 assignment: its states, or null if it is none.
+  // The states of the path that is this 0/1 assignment, or null if it is no path.
   const std::int32_t* path_of(const double* assignment, const double* eta_v) {
     const oracle::SequenceShape& s = shape_;
     double allowed = 0;  // or -inf
@@ -266,18 +266,18 @@ class SequenceFlow {
 
  private:
   static constexpr double kFace = 1e-9;
-  static constexpr double kLarge = 0.2;  // scores that leave few enough edges to pivot to,
-  static constexpr int kFromPaths = 48;  // in so many rounds
-  static constexpr double kWeak = 0.1;   // scores of edges that the start may ignore,
-  static constexpr int kBeside = 40;     // rounds beside rows,
-  static constexpr int kRises = 4;       // how often scores then rise
-  static constexpr double kRise = 1e-4;  // by so much, relative to their size,
+  static constexpr double kLarge = 0.2;  // larger scores leave few enough edges to pivot to
+  static constexpr int kFromPaths = 48;  // most rounds from the paths of an active set
+  static constexpr double kWeak = 0.1;   // edge scores, relative, that a start beside rows ignores
+  static constexpr int kBeside = 40;     // most rounds beside rows
+  static constexpr int kRises = 4;       // how often the scores of empty states may then rise,
+  static constexpr double kRise = 1e-4;  // by how much, relative to the scores
   static constexpr double kHolds = 1e-9;
-  static constexpr double kEmpty = 1e-9;  // for states with no more than this
-  static constexpr int kWarm = 30;        // rounds from the last solution,
-  static constexpr int kLast = 600;       // from the best path, if nothing else helps,
-  static constexpr int kPolish = 2;       // and from a point of the interior method
-  static constexpr double kTry = 1e-6;    // once its gap is this small,
+  static constexpr double kEmpty = 1e-9;  // a state with no more than this is empty
+  static constexpr int kWarm = 30;        // most rounds from the last solution
+  static constexpr int kLast = 600;       // most rounds from the best path, if nothing else helps
+  static constexpr int kPolish = 2;       // most rounds from a point of the interior method,
+  static constexpr double kTry = 1e-6;    // tried once its gap is this small,
   static constexpr int kInterior = 50;    // and its most iterations
 
   // The rows, for the pivots of the face.
@@ -297,14 +297,15 @@ class SequenceFlow {
     }
   }
 
-  // From (L, S) to (L, states that are there), which may begin where the other does.
+  // Packs (L, S) into (L, states that are present); both may begin at the same place.
   void pack(const double* all, double* out) const {
     for (int t = 0; t < steps_; ++t) {
       for (int k = 0; k < states_; ++k) out[t * states_ + k] = all[t * shape_.states + state_[k]];
     }
   }
 
-  // The weights and the transitions as the flows number states: the ones given, if all are there.
+  // The weights and the transitions as the flows number states: the ones given, if none is left
+  // out.
   const double* weights(const double* w) {
     if (states_ == shape_.states) return w;
     pack(w, w_.data);
@@ -331,7 +332,7 @@ class SequenceFlow {
     return transition(e / (states_ * states_), e / states_ % states_, e % states_);
   }
 
-  // visit(variable, score) of the scores of the first and the last state.
+  // Calls visit(variable, score) for the scores of the first and the last state.
   template <class Visit>
   void for_ends(const Visit& visit) const {
     const oracle::SequenceShape& s = shape_;
@@ -341,7 +342,7 @@ class SequenceFlow {
     }
   }
 
-  // x with the scores of the ends, less the largest of each step: mu does not depend on it.
+  // Takes x with the scores of the ends, less the largest of each step: mu does not depend on it.
   void load(const double* x, const double* eta_v) {
     const double inf = std::numeric_limits<double>::infinity();
     pack(x, x_.data);
@@ -399,17 +400,17 @@ class SequenceFlow {
   oracle::SequenceShape shape_;
   FlowFace face_;
   FlowInterior interior_;
-  int steps_ = 0, states_ = 0;                                              // that are there
+  int steps_ = 0, states_ = 0;                                              // those present
   enum class Start { none, paths, solution, beside } start_ = Start::none;  // what `face_` holds
   double size_ = 1;                                                         // of the scores
   Span<std::int32_t> state_;                                                // (states,)
-  Span<std::int32_t> number_;                                               // (S,) or -1
+  Span<std::int32_t> number_;                                               // (S,) number, or -1
   Span<double> theta_, w_;                                                  // packed
   Span<double> x_;                                                          // (L, S)
   Span<std::int32_t> path_;                                                 // (L,)
   Span<double> level_;                                                      // (L,)
   Span<double> mu_;                                                         // (L, S)
-  Span<std::uint8_t> raised_;  // (L, S) whose score rose
+  Span<std::uint8_t> raised_;  // (L, S) whether a score rose
 };
 
 }  // namespace factormax

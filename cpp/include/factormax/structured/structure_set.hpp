@@ -59,7 +59,7 @@ class StructureSet {
     refactor();
   }
 
-  // The structure that is this 0/1 assignment, -1 if none at hand is.
+  // The structure at hand that is this 0/1 assignment, or -1.
   int find(const double* assignment) const {
     double size = 0;
     for (int j = 0; j < shape_.vars; ++j) size += assignment[j];
@@ -90,7 +90,7 @@ class StructureSet {
     append(0, true);
   }
 
-  // Whether one more would need more memory; of d + 1 structures no other is independent.
+  // Whether one more would need more memory; beyond d + 1 structures none is independent.
   bool is_full() const { return count == shape_.capacity && count <= shape_.vars; }
 
   // c_i = v . m_i
@@ -153,7 +153,7 @@ class StructureSet {
   // M has one column, or all columns are the same: nothing moves.
   bool is_vertex() const { return count <= 1; }
 
-  // sum of the factor's own scores of p
+  // The factor's own scores, weighted by p.
   double feature_value(const double* eta_v) const {
     double sum = 0;
     for (int i = 0; i < count; ++i) {
@@ -174,7 +174,7 @@ class StructureSet {
   }
 
  protected:
-  static constexpr double kDependent = 1e-10;  // of its squared length: what rounding may leave
+  static constexpr double kDependent = 1e-10;  // share of its squared length that may be rounding
 
   double* row(int i) const { return factor_.data + std::int64_t(i) * (i + 1) / 2; }
 
@@ -188,7 +188,7 @@ class StructureSet {
     return shift_ + 1 - (1 - along) / norm;
   }
 
-  // As many slots as variables: slot j is variable j, or empty. Which are empty is hard to foresee,
+  // As many slots as variables: slot j is variable j, or empty. Which are empty is hard to predict,
   // so the loops over them have no branch.
   bool in_place() const { return shape_.slots == shape_.vars; }
 
@@ -356,7 +356,7 @@ class StructureSet {
 
   void average(double* v) const { scatter(p.data, v); }
 
-  // L anew: updates have left their errors in it.
+  // Computes L anew: updates have left their errors in it.
   void refactor() {
     const int all = count;
     count = 0;
@@ -369,8 +369,8 @@ class StructureSet {
   Span<std::int32_t> on_, features_;
   Span<double> dense_;
   Span<double> factor_;  // L, row after row
-  double shift_ = 0;     // p does not depend on what all scores have in common:
-  Span<double> theta_;   // scores of the structures, less this
+  double shift_ = 0;     // what all scores have in common, on which p does not depend
+  Span<double> theta_;   // scores of the structures, less shift_
   Span<double> y_;       // L^-1 theta
   Span<double> ones_;    // L^-1 1
   Span<double> inverse_, cosine_, sine_;

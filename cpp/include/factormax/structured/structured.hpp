@@ -1,7 +1,7 @@
 // The structured factors of one instance: their oracles, their active sets, and how they join the
-// compact dual, docs/math.md (17)-(18). A hub turns the reduced scores of its variables into their
-// marginals; a link turns its multipliers into marginals of its own, which its rows compare with
-// mu.
+// compact dual, docs/math.md (17)-(18). A hub, which takes the place of the box, turns the reduced
+// scores of its variables into their marginals; a linked factor turns the multipliers of its links
+// into marginals of its own, which its rows compare with mu.
 #pragma once
 
 #include <new>
@@ -12,26 +12,26 @@
 
 namespace factormax {
 
-// One of them. Its solution is a mixture of structures, or, for a sequence with many of them,
-// flows.
+// A structured factor. Its solution is a mixture of structures, or, for a sequence with many of
+// them, flows.
 struct StructuredFactor {
   Oracle oracle;
   ActiveSet set;
   SequenceFlow flow;
-  bool present = false;  // some of its variables are
+  bool present = false;  // some of its variables are present
   bool linked = false;
   bool impossible = false;  // the oracle found no structure
-  bool has_flow = false;    // it is a sequence whose flows have room
+  bool has_flow = false;    // it is a sequence, and its flows have room
   bool may_flow = false;    // and they have not failed yet
   bool by_flow = false;     // the solution at hand is `flow`, not `set`
   int first_link = 0;       // row of its first variable that is present
-  Span<std::int32_t> var;   // (d,) of the Instance, -1 where masked
+  Span<std::int32_t> var;   // (d,) variable of the Instance, -1 where masked
   Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
   Span<double> eta_v;       // (s,)
   Span<double> barrier;     // (s,) 0, or -inf where eta_v is
   Span<double> c;           // (capacity,) scratch
 
-  // visit(k, r): each variable that is present, and its row if the factor is linked.
+  // Calls visit(k, r) for each variable that is present, and its row if the factor is linked.
   template <class Visit>
   void each(const Visit& visit) const {
     int r = first_link;
@@ -40,7 +40,7 @@ struct StructuredFactor {
     }
   }
 
-  // Nothing is known of the solution. uniform: all weights w are the same.
+  // Starts anew: nothing is known of the solution. uniform: all weights w are the same.
   void begin(bool uniform) {
     set.begin(w.data, uniform);
     by_flow = false;
@@ -67,7 +67,7 @@ struct StructuredFactor {
     return by_flows(options, control, may_poll);
   }
 
-  // The face of the solution, for the derivative. error: of x.
+  // Completes the face of the solution, for the derivative. error: of x.
   ActiveSetResult complete(double error, const Options& options, Control& control, bool may_poll) {
     if (!by_flow) {
       const bool can = may_flow && options.by_rows != ByRows::never;
@@ -81,7 +81,7 @@ struct StructuredFactor {
     return ActiveSetResult::solved;
   }
 
-  // Flows as structures, with their whole face if that is asked for.
+  // Turns flows into structures, with their whole face if asked for.
   ActiveSetResult list_structures(bool face, double error) {
     if (!by_flow) return ActiveSetResult::solved;
     by_flow = false;
@@ -89,8 +89,8 @@ struct StructuredFactor {
     return set.settle_at(x.data, eta_v.data, oracle, face, error, v.data);
   }
 
-  // Whether a structure at hand is just y, a 0/1 assignment; then its features add to `value`, and
-  // `keep` makes it the only one.
+  // Whether some structure at hand is exactly y, a 0/1 assignment; then its features add to
+  // `value`, and `keep` makes it the only one.
   bool holds(bool keep, double& value) {
     int found = 0;
     if (by_flow) {
@@ -156,7 +156,7 @@ struct StructuredFactor {
   }
 
  private:
-  // A sequence with few structures has found them after a call or two for each of its steps.
+  // A sequence with few structures has found them after a call or two per step.
   int few() const { return 64 + flow.shape().length; }
 
   ActiveSetResult by_structures(int most_calls, Control& control, bool may_poll) {
@@ -174,7 +174,7 @@ struct StructuredFactor {
         return ActiveSetResult::no_structure;
       case SequenceFlow::End::stopped:
         return ActiveSetResult::stopped;
-      default:  // from now on without
+      default:  // no flows from now on
         by_flow = may_flow = false;
         return by_structures(options.max_inner_iter, control, may_poll);
     }
@@ -220,8 +220,9 @@ class StructuredFactors {
     if (has_rows_) rows_.allocate(problem.num_rows, problem.num_entries, problem.num_vars, ws);
   }
 
-  // If all there is is a sequence and rows of its variables: both at once, docs/math.md (70)-(72).
-  // The multipliers of the point are then those of the solution. False if it is not found.
+  // If the instance is one sequence and rows over its variables, solves both at once, docs/math.md
+  // (70)-(72): the point then has the multipliers of the solution. Returns false if it is not
+  // found.
   bool solve_beside_rows(const Instance<T>& p, DualPoint<T>& at, const Options& options,
                          Control& control, bool may_poll) {
     const bool possible = has_rows_ && p.m > 0 && p.m <= FlowRows::kMost;
@@ -240,8 +241,8 @@ class StructuredFactors {
     return f.by_flow;
   }
 
-  // Affinely independent 0/1 vectors of d variables are at most d + 1, but a sparse solution needs
-  // only a few more than its structures have parts.
+  // There are at most d + 1 affinely independent 0/1 vectors of d variables, but a sparse solution
+  // needs only a few more than its structures have parts.
   static int capacity(int vars, int slots, int growth) {
     const int affordable = (1 << 20) / std::max(slots, 1);  // the lists of all of them
     const std::int64_t usual = std::max(64, std::min({4 * slots, 1024, affordable}));
@@ -298,7 +299,7 @@ class StructuredFactors {
     return possible;
   }
 
-  // In magnitude, of the factors' own.
+  // The largest of the factors' own scores, in magnitude.
   double largest_score() const {
     double largest = 0;
     for (const StructuredFactor& f : factors_) {
@@ -309,7 +310,7 @@ class StructuredFactors {
     return largest;
   }
 
-  // The scores of the factors times `ratio`.
+  // Multiplies the factors' own scores by `ratio`.
   void rescale(double ratio) {
     for (StructuredFactor& f : factors_) {
       for (double& score : f.eta_v) score *= ratio;
@@ -317,7 +318,7 @@ class StructuredFactors {
   }
 
   // The marginals of hubs and links at `at`; the gradient of the links' rows is then complete.
-  // After the first failure nothing is asked any more.
+  // After the first failure nothing more is solved.
   void evaluate(const Instance<T>& p, DualPoint<T>& at, const Options& options, Control& control,
                 bool may_poll) {
     evaluate_box(p, at);
@@ -332,7 +333,7 @@ class StructuredFactors {
     conclude(p, at, extra);
   }
 
-  // f.w from the weight of each variable; whether all are the same.
+  // Sets f.w from the weight of each variable; returns whether all are the same.
   template <class Weight>
   static bool set_weights(StructuredFactor& f, const Weight& weight) {
     double least = std::numeric_limits<double>::infinity(), most = 0;
@@ -346,8 +347,8 @@ class StructuredFactors {
     return least == most;
   }
 
-  // The marginals of hubs and links at z and x of `at`, after another use of the active sets with
-  // weights of its own.
+  // The marginals of hubs and links at z and x of `at`, after the active sets were used with other
+  // weights.
   void return_to(const Instance<T>& p, DualPoint<T>& at, const Options& options, Control& control,
                  bool may_poll) {
     for (StructuredFactor& f : factors_) {
@@ -369,8 +370,7 @@ class StructuredFactors {
   // Whether the active sets are those of this point.
   bool stand_at(const DualPoint<T>& at) const { return at.stamp == stamp_; }
 
-  // At the solution: the faces, for the derivative, where the factors stand. error: of the
-  // solution.
+  // At the solution: completes the faces there, for the derivative. error: of the solution.
   void complete(double error, const Options& options, Control& control, bool may_poll) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
@@ -378,7 +378,7 @@ class StructuredFactors {
     }
   }
 
-  // The same, and the marginals again: on whole faces they are more accurate.
+  // The same, and finds the marginals again: on whole faces they are more accurate.
   void sharpen(const Instance<T>& p, DualPoint<T>& at, double error, const Options& options,
                Control& control, bool may_poll) {
     complete(error, options, control, may_poll);
@@ -388,7 +388,7 @@ class StructuredFactors {
     conclude(p, at, extra);
   }
 
-  // Flows as structures; `faces`: with those that complete the face.
+  // Turns flows into structures, with those that complete their faces if `faces`.
   void list_structures(bool faces, double error) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || problem_ != ActiveSetResult::solved) continue;
@@ -396,7 +396,7 @@ class StructuredFactors {
     }
   }
 
-  // y = J v on the variables of the hubs; v, y: (n,), one may be the other.
+  // y = J v on the variables of the hubs; v, y: (n,), which may be the same.
   void apply_hubs(const T* v, T* y) {
     for (StructuredFactor& f : factors_) {
       if (!f.present || f.linked) continue;
@@ -407,7 +407,7 @@ class StructuredFactors {
     }
   }
 
-  // eta_v . Np of all.
+  // eta_v . Np, summed over all factors.
   double feature_value() const {
     double sum = 0;
     for (const StructuredFactor& f : factors_) {
@@ -416,8 +416,8 @@ class StructuredFactors {
     return sum;
   }
 
-  // What the best structures score: at z on hubs, at the multipliers x on links. +inf if an oracle
-  // fails.
+  // The scores of the best structures: at z for hubs, at the multipliers x for links. +inf if an
+  // oracle fails.
   double best_value(const Instance<T>& p, const T* z, const T* x, const T* taken) {
     double sum = 0;
     for (StructuredFactor& f : factors_) {
@@ -436,7 +436,8 @@ class StructuredFactors {
     return sum;
   }
 
-  // The best structure of each hub for the scores of p, with probability 1; returns their scores.
+  // Gives each hub its best structure for the scores of p, with probability 1; returns the sum of
+  // their scores.
   double take_best(const Instance<T>& p, DualPoint<T>& at) {
     double sum = 0;
     for (StructuredFactor& f : factors_) {
@@ -451,8 +452,8 @@ class StructuredFactors {
     return sum;
   }
 
-  // Whether every factor holds a structure that is just this 0/1 assignment, and accept(what their
-  // features score) is true; then that is all they hold.
+  // Whether every factor holds a structure that is exactly this 0/1 assignment, and accept(the
+  // score of their features) is true; then it keeps only that.
   template <class Accept>
   bool settle_on(const T* assignment, const Accept& accept) {
     double value = 0;
@@ -496,7 +497,7 @@ class StructuredFactors {
   }
 
  private:
-  // What the factor found, into `at`; returns what it adds to the dual.
+  // Writes what the factor found to `at`; returns what it adds to the dual.
   double collect(StructuredFactor& f, DualPoint<T>& at) {
     double extra = f.feature_value();
     f.each([&](int k, int) {

@@ -1,5 +1,6 @@
 // Sets of words that marginals of arcs leave without a head outside: what keeps them from being
-// marginals of trees, docs/math.md (60).
+// marginals of trees, docs/math.md (60). What a set lacks is how much the marginals of the arcs
+// into it fall short of 1.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +9,10 @@
 
 namespace factormax {
 
-// Marginals with one head a word are those of trees if and only if every word gets a flow of 1 from
-// the root, with the marginals as capacities. Words are taken in the order of what flows into them
-// directly; one that has its flow is as good a source as the root from then on, for a set that
-// lacks some can't hold it. So all but the first few flows take a single look.
+// Marginals with one head per word are those of trees if and only if every word gets a flow of 1
+// from the root, with the marginals as capacities. Words are taken in the order of what flows into
+// them directly; once a word has its flow, it is as good a source as the root, for no set that
+// lacks some can hold it. So all but the first few flows take a single look.
 class TreeCuts {
  public:
   void allocate(int words, Workspace& ws) {
@@ -34,18 +35,18 @@ class TreeCuts {
     member = ws.take<std::uint8_t>(words);
   }
 
-  Span<std::uint8_t> member;  // (words,) of the set that was found
-  // Whether light words are passed over, those of which the others have no more than they have from
-  // the sources: a set that lacks some lacks no less without such a word.
+  Span<std::uint8_t> member;  // (words,) whether a word is in the set that was found
+  // Whether light words are skipped: those that give the others no more than they get from the
+  // sources. A set that lacks some lacks no less without such a word.
   bool skip_light = false;
 
   // How many words there are from now on.
   void resize(int words) { words_ = words; }
 
-  // heads(m, visit): calls visit(h, mu) for each head h of word m, h = m for the root, but for some
-  // with mu = 0; present(m): whether the word is there. known(): whether the set lacks that much
-  // only by rounding. report(): called for each other set that lacks more than `tolerance`; returns
-  // false to stop.
+  // heads(m, visit): calls visit(h, mu) for each head h of word m, h = m for the root; heads with
+  // mu = 0 may be left out. present(m): whether the word is present. known(): whether the set lacks
+  // that much only by rounding. report(): called for every other set that lacks more than
+  // `tolerance`; returns false to stop.
   template <class Heads, class Present, class Known, class Report>
   void find(const Heads& heads, const Present& present, double tolerance, const Known& known,
             const Report& report) {
@@ -109,7 +110,7 @@ class TreeCuts {
     return skip_light ? outflow_[m] <= inflow_[m] + least_ : inflow_[m] >= wanted_;
   }
 
-  // The word has its flow, and with it those that are clear now.
+  // Marks the word as done, for it has its flow, and with it those that are clear now.
   void finish(int word) {
     int begin = 0, end = 0;
     state_[word] = kDone;
@@ -133,8 +134,8 @@ class TreeCuts {
     }
   }
 
-  // Whether all that is wanted flows from the sources to the word; else `member` is the largest set
-  // that lets no more in (the smallest ones differ from word to word by little, and are many).
+  // Whether all that is wanted flows from the sources to the word; if not, `member` is the largest
+  // set that lets no more in (the smallest ones differ little from word to word, and are many).
   // First what the word's heads have themselves, then along shortest paths, searched from the word.
   bool flow_to(int word) {
     fill(flow_.first(in_ptr_[words_]), 0.0);
@@ -159,7 +160,8 @@ class TreeCuts {
     return true;
   }
 
-  // What more flows from there, along the path that was found, unless others have used it up.
+  // Sends what more can flow from there along the path that was found, unless others have used it
+  // up; returns how much.
   double send(int from, int word) {
     double step = inflow_[from] - used_[from];
     for_path(from, word, [&](int arc, bool along) {
@@ -200,8 +202,8 @@ class TreeCuts {
     }
   }
 
-  // The nearest words with supply left, until they have as much as is asked for or there are no
-  // more: how many, in supply_. The word itself has none.
+  // Finds the nearest words with supply left, until they have as much as is asked for or there are
+  // no more; returns how many are in supply_. The word itself has none.
   int search(int word, double asked) {
     fill(seen_, std::uint8_t(0));
     int begin = 0, end = 0, found = 0;
@@ -231,7 +233,7 @@ class TreeCuts {
     return found;
   }
 
-  // visit(arc, along it or against it), from the supply to the word.
+  // Calls visit(arc, whether along it), from the supply to the word.
   template <class Visit>
   void for_path(int from, int word, const Visit& visit) const {
     for (int at = from; at != word;) {
@@ -242,14 +244,14 @@ class TreeCuts {
   }
 
   int words_ = 0;
-  double least_ = 0, wanted_ = 1;                // less is nothing, and enough
+  double least_ = 0, wanted_ = 1;                // less counts as nothing; this much is enough
   Span<std::int32_t> in_ptr_, head_, modifier_;  // arcs by modifier
   Span<std::int32_t> out_ptr_, out_arc_;         // and by head
   Span<double> capacity_, flow_;                 // (arcs,)
-  Span<double> inflow_, outflow_, used_;         // (words,) from the sources
+  Span<double> inflow_, outflow_, used_;         // (words,) from the sources, to others, used
   Span<std::uint8_t> state_, seen_;
   Span<std::uint8_t> passes_on_;                 // (words,) whether some flow may leave a word
-  Span<std::int32_t> queue_, came_by_, supply_;  // of the search
+  Span<std::int32_t> queue_, came_by_, supply_;  // for the search
 };
 
 }  // namespace factormax
