@@ -80,7 +80,7 @@ struct Total {
   }
 };
 
-// Room for the answer of a component that is scattered over the instance's.
+// Room for the answer of a component whose numbers are scattered over the instance's.
 template <class T>
 struct Answers {
   Span<T> mu, mu_v, tau, warm;
@@ -121,7 +121,7 @@ class ComponentWorker {
     return counter.used();
   }
 
-  // Component c of instance i, which is joined to what is known of the instance.
+  // Solves component c of instance i, and adds how that ended to `ended`.
   void operator()(std::int64_t i, int c, const Component& component, const Options& options,
                   const T* warm, const Outputs<T>& out, InstanceStructures* found, Total& ended,
                   bool is_caller) {
@@ -160,7 +160,7 @@ class ComponentWorker {
   ForwardWorker<T> worker_;
 };
 
-// Nothing is left of an instance one of whose components has no solution, but what proves that.
+// If a component has no solution, nothing is left of its instance but the proof.
 template <class T>
 void spoil(const Problem<T>& p, std::int64_t i, int guilty, const Outputs<T>& out) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
@@ -187,8 +187,8 @@ class StructureJoiner {
     for (int f = 0; f < p.structured.count; ++f) lengths_.push_back(list_length(p, f));
   }
 
-  // parts: of each component that has structured factors. infeasible: the component, or -1; then
-  // there are no structures.
+  // parts: one per component that has structured factors. infeasible: the infeasible component, or
+  // -1; if there is one, there are no structures.
   void append(const InstanceStructures* parts, int infeasible, FoundStructures& all) {
     std::fill(at_.begin(), at_.end(), Place());
     for (std::size_t f = 0; f < sizes_.size(); ++f) {
@@ -212,7 +212,7 @@ class StructureJoiner {
   }
 
  private:
-  static constexpr std::int32_t kByStructures = -1;  // of num_cuts
+  static constexpr std::int32_t kByStructures = -1;  // in num_cuts
 
   struct Place {
     std::size_t factor = 0, prob = 0, on = 0, features = 0, dense = 0, cuts = 0;
@@ -231,8 +231,8 @@ class StructureJoiner {
   std::vector<Place> at_;
 };
 
-// Which threads solve which components does not matter to the answer: what is added up is added up
-// chunk by chunk.
+// The answer does not depend on which threads solve which components: sums are taken chunk by
+// chunk.
 template <class T>
 void solve_components(const Problem<T>& problem, std::int64_t batch, Method method,
                       const Options& options, Batched<const T> warm, const Outputs<T>& out,
@@ -244,7 +244,7 @@ void solve_components(const Problem<T>& problem, std::int64_t batch, Method meth
   const auto make_worker = [&]() -> Worker {
     auto workers = std::make_shared<ByKind<ComponentWorker<T>>>();
     return [&, workers](std::int64_t item, bool is_caller) {
-      // A chunk of all instances comes before the next chunk: a thread keeps to the same kinds.
+      // One chunk of all instances comes before the next chunk: a thread keeps to the same kinds.
       const std::int64_t chunk = item / batch, i = item % batch;
       const Span<const Components::Run> runs = components.chunk(static_cast<int>(chunk));
       workers->enter(runs, [&](int kind) {

@@ -24,7 +24,7 @@ struct BackwardState {
   ReducedSystem<T> system;
   Span<T> d, rhs;
 
-  // growth: of the room for structures, 0 if there are none because all was solved by rows.
+  // growth: factor of the room for structures; 0 if there are none, as all was solved by rows.
   void allocate(const Problem<T>& p, int growth, Workspace& ws) {
     d = ws.take<T>(p.num_vars);
     if (growth > 0) {
@@ -34,7 +34,7 @@ struct BackwardState {
       rhs = ws.take<T>(p.num_dual());
     }
   }
-  // most_lists: of flags, of a factor.
+  // most_lists: the most lists of flags of a factor.
   void allocate_rows(const Problem<T>& p, int most_lists, Workspace& ws) {
     is_tree = most_lists < LoneTree::kMostSets && LoneTree::is_all_of(p);
     if (is_tree) return tree.allocate(p.structured.shapes(0)[0], ws);
@@ -59,8 +59,8 @@ struct BackwardState {
 // What instances that are laid out alike need room for.
 struct Needs {
   bool rows = false, structures = true;
-  int most = 0;        // structures of a factor
-  int most_lists = 0;  // of flags
+  int most = 0;        // structures of a factor, at most
+  int most_lists = 0;  // lists of flags, at most
 
   void add(bool by_rows, int count, int lists) {
     rows |= by_rows;
@@ -101,7 +101,7 @@ StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
   return at;
 }
 
-// The structures of the forward pass, into the active sets.
+// Takes the structures of the forward pass into the active sets.
 template <class T>
 void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t i,
            StructuredFactors<T>& structured) {
@@ -135,7 +135,7 @@ void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int6
   }
 }
 
-// Of an instance that is nothing but a tree. Returns the residual.
+// The gradient of an instance that is nothing but a tree. Returns the residual.
 template <class T>
 double vjp_of_tree(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
                    const StructureOffsets& at, const Gradients<T>& g, LoneTree& tree) {
@@ -148,7 +148,7 @@ double vjp_of_tree(const Problem<T>& p, std::int64_t i, const BatchGradients<T>&
   return tree.derivative(g.grad_mu, g.grad_eta_u);
 }
 
-// Of an instance that was solved by rows. Returns the residual.
+// The gradient of an instance that was solved by rows. Returns the residual.
 template <class T>
 double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
                    const StructureOffsets& at, const Gradients<T>& g, BackwardState<T>& state) {
@@ -334,7 +334,7 @@ class ComponentVjp {
     row_side_ = ws.take<std::int8_t>(p.num_dual());
   }
 
-  int factors_;  // of the whole
+  int factors_;  // structured factors of the whole
   LocalProblem<T> local_;
   Span<T> grad_mu_, grad_mu_v_, grad_eta_u_, grad_eta_v_;
   Span<std::int8_t> var_side_, row_side_;

@@ -112,7 +112,7 @@ void FactorGraph<T>::add_or_out(const Literals& u) {
   require_literals("add_or_out", u);
   if (u.size() < 2) fail("add_or_out", "expected at least 2 literals, got 1.");
   const auto last = static_cast<std::int32_t>(u.size() - 1);
-  std::vector<Row> rows;  // of one other: it and the last are equal
+  std::vector<Row> rows;  // one other literal alone equals the last
   for (std::int32_t k = 0; k < last && last > 1; ++k) {
     rows.push_back({{k, last}, {1, -1}, 0, RowKind::inequality, -1, -1});
   }
@@ -305,7 +305,7 @@ void FactorGraph<T>::add_structured(const char* where, OracleKind oracle, const 
   add(where, std::move(group), u);
 }
 
-// Factors of rows or pairs of one kind and size are one group; a structured one is a group.
+// Factors of rows or pairs of one kind and size are one group; each structured factor is its own.
 template <class T>
 void FactorGraph<T>::add(const char* where, Group group, const Literals& u,
                          const std::vector<Numbers>& params) {

@@ -10,7 +10,7 @@ namespace factormax {
 
 namespace {
 
-// Which variables hang together: the first one of each set stands for it.
+// Which variables are connected: the first one of each set stands for it.
 class Sets {
  public:
   explicit Sets(int count) : parent_(static_cast<std::size_t>(count)) {
@@ -127,7 +127,7 @@ class Components::Finder {
   Finder(const Layout& whole, const double* coef, Components& made)
       : p_(whole), s_(whole.structured), coef_(coef), made_(made), sets_(whole.num_vars) {}
 
-  // Whether there are several.
+  // Labels the components; returns whether there are several.
   bool label() {
     std::vector<std::uint8_t> in_factor(static_cast<std::size_t>(p_.num_vars), 0);
     bool empty = false;  // whether some factor has no variable
@@ -140,8 +140,7 @@ class Components::Finder {
     for (int q = 0; q < p_.num_pairs; ++q) join(p_.pair_var + 2 * q, p_.pair_var + 2 * q + 2);
     for (int f = 0; f < s_.count; ++f) join(s_.vars(f).begin(), s_.vars(f).end());
     of_var_.resize(static_cast<std::size_t>(p_.num_vars));
-    int free =
-        -1;  // the component of variables without a factor, and of factors without a variable
+    int free = -1;  // component of variables without factors, and factors without variables
     for (int j = 0; j < p_.num_vars; ++j) {
       const std::int32_t root = sets_.find(j);
       if (in_factor[j] == 0) {
@@ -164,7 +163,7 @@ class Components::Finder {
     const Sorted blocks(p_.num_blocks, count_, of_block);
     const Sorted pairs(p_.num_pairs, count_, [&](int q) { return of_var_[p_.pair_var[2 * q]]; });
     const Sorted factors(s_.count, count_, of_factor);
-    std::vector<std::int32_t> link(1, p_.num_rows + p_.num_pairs);  // where a factor's begin
+    std::vector<std::int32_t> link(1, p_.num_rows + p_.num_pairs);  // where a factor's links begin
     for (int f = 0; f < s_.count; ++f) {
       link.push_back(link.back() + (s_.linked[f] != 0 ? s_.vars(f).size : 0));
     }

@@ -46,11 +46,11 @@ struct ForwardState {
 
   DualPoint<T>* point = nullptr;  // where the method ended
   Span<const T> certificate;      // that nothing is feasible
-  LinearProgram<T> program;       // of linear methods
+  LinearProgram<T> program;       // for linear methods
   double bound = 0;
   bool integral = false;
 
-  // growth: of the room for structures.
+  // growth: factor of the room for structures.
   void allocate(const Problem<T>& p, Method method, int growth, Workspace& ws) {
     instance.allocate(p, ws);
     error = ws.take<T>(p.num_vars);
@@ -116,7 +116,7 @@ struct InstanceStructures {
 };
 
 // Solves a prepared instance by the method; the state then holds the point it ended at. has_rows:
-// the compact method may give up, for then it is solved by rows.
+// the compact method may give up, since the instance is then solved by rows.
 template <class T>
 Result run(const Problem<T>& p, Method method, Options options, const T* warm, bool has_rows,
            ForwardState<T>& state, Control& control, bool may_poll) {
@@ -169,8 +169,8 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm, b
 }
 
 // Solves an instance by rows, adding those of trees as they are violated. Returns false, with
-// nothing written, if that is not to be had. Where float is too coarse for it, only that is
-// written. spent: passes that were in vain before.
+// nothing written, if that can't be done. Where float is too coarse for it, only that fact is
+// written. spent: passes that were spent in vain before.
 template <class T>
 bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, const T* warm,
                    int spent, const Outputs<T>& out, InstanceStructures* found,
@@ -235,7 +235,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   return true;
 }
 
-// Solves an instance that is nothing but a tree; if that is not to be had, nothing is written.
+// Solves an instance that is nothing but a tree; if that can't be done, nothing is written.
 template <class T>
 LoneTree::End solve_tree(const Problem<T>& p, std::int64_t i, const Options& options,
                          const Outputs<T>& out, InstanceStructures* found, LoneTree& tree,
@@ -478,7 +478,7 @@ class DoubleWorker {
 
   static void widen(const T* from, Span<double> to) { std::copy(from, from + to.size, to.data); }
 
-  // Scores as large as double has them may leave multipliers that float has not.
+  // With very large scores, multipliers in double may be too large for float.
   static void narrow(Span<double> from, T* to) {
     const double most = std::numeric_limits<T>::max();
     for (int k = 0; k < from.size; ++k) {

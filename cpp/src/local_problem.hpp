@@ -53,7 +53,7 @@ class LocalProblem {
   }
 
  private:
-  // The stride says whether rows differ from those before. Once they do, nobody remembers any.
+  // The stride says whether rows differ from those before. Once they do, none are remembered.
   void gather_rows(const Component& c, std::int64_t i) {
     const T *coef = whole_.coef.at(i), *rhs = whole_.rhs.at(i);
     const bool known = begun_ && whole_.constant_coefs;

@@ -34,8 +34,8 @@ FACTORMAX_VECTOR Extent<T> extent(const T* y, int n) {
   return {sum, largest_of(n, -std::numeric_limits<T>::max(), [y](int k) { return y[k]; })};
 }
 
-// The sum of clip(y - t, 0, 1), and how many of these are free or just about to be. Compilers see a
-// minimum and a maximum in bounds that are variables, and make less of 0 and 1.
+// The sum of clip(y - t, 0, 1), and how many of these are free or just about to be. It clips y to t
+// and t + 1: there compilers see a minimum and a maximum, and with 0 and 1 they do worse.
 template <class T>
 struct Clipped {
   T sum, free;
@@ -55,7 +55,7 @@ FACTORMAX_VECTOR Clipped<T> clipped(const T* y, int n, T t) {
   return {sum, free};
 }
 
-// Those above the floor, in double. Returns how many. flags: (n + 8,).
+// Copies those above the floor to `kept`, in double. Returns how many. flags: (n + 8,).
 template <class T>
 FACTORMAX_VECTOR int keep_above(const T* y, int n, T floor, std::uint8_t* flags, double* kept) {
   int count = 0;
@@ -123,7 +123,7 @@ FACTORMAX_VECTOR void write_row(const T* y, int n, double t, double error, T* mu
   }
 }
 
-// Takes the mean of the free ones out of the free ones, if the row is tight.
+// Subtracts the mean of the free ones from the free ones, if the row is tight.
 template <class T>
 FACTORMAX_VECTOR void pull_back(const T* grad, const std::int8_t* side, int n, bool tight, T* out) {
   const auto interior = static_cast<std::int8_t>(Side::interior);
@@ -205,7 +205,7 @@ class RowSolver {
   }
 
  private:
-  // The scores of those that are there. Returns how many.
+  // Gathers the scores of the variables that are present. Returns how many.
   int gather(std::int64_t i, const Indices& vars) {
     const T* eta = p_.eta_u.at(i);
     const std::uint8_t* mask = p_.mask.at(i);
@@ -270,8 +270,8 @@ class RowSolver {
   }
 
   // The multiplier, times the sign, at which the row adds up to the bound, and what it adds up to
-  // there. What is 0 at a smaller one is 0 here too: a few passes find such a one, and the rest is
-  // about those that are left, which are often few.
+  // there. What is 0 at a smaller multiplier is 0 here too: a few passes find such a multiplier,
+  // and the rest is about the variables that are left, which are often few.
   double root(const LoneRow& row, const T* y, int n, const Extent<T>& whole, double bound,
               Sums& at) {
     const double inf = std::numeric_limits<double>::infinity();
@@ -309,7 +309,7 @@ class RowSolver {
     return t;
   }
 
-  // Newton's method on what was kept. Returns false where it does not end at once.
+  // Newton's method on what was kept. Returns false if it does not converge.
   bool newton(int count, double bound, double lo, double hi, double& t, Sums& at) {
     if (count == 0) return false;
     double sum = 0;
@@ -331,8 +331,8 @@ class RowSolver {
     return false;
   }
 
-  static constexpr int kLooks = 3;   // passes over all
-  static constexpr int kSteps = 20;  // over a few
+  static constexpr int kLooks = 3;   // passes over all variables, at most
+  static constexpr int kSteps = 20;  // steps over those kept, at most
   static constexpr int kPad = 4;     // doubles in a vector
 
   const Problem<T>& p_;
@@ -345,7 +345,7 @@ class RowSolver {
   Span<double> kept_, ones_;
 };
 
-// Nothing is left of an instance one of whose rows can't hold, but what proves that.
+// If a row can't hold, nothing is left of its instance but the proof.
 template <class T>
 void write_ended(const Problem<T>& p, std::int64_t i, const Ended& ended, const Outputs<T>& out) {
   const bool infeasible = ended.refuted >= 0;

@@ -72,8 +72,8 @@ bool is_band(const std::vector<Row>& rows) {
   return below.kind == RowKind::inequality && are_same(rows[0], below);
 }
 
-// Whether they are the rows of an or, or of one of negated literals, which is an and. A single row
-// needs no kernel, and may be anything.
+// Whether these are the rows of an or, or of an or of negated literals, which is an and. A single
+// row needs no kernel, and may be anything.
 bool is_or_out(const std::vector<Row>& rows, int size) {
   if (rows.size() == 1) return true;
   if (rows.size() != static_cast<std::size_t>(size) || rows[0].coefs.empty()) return false;
@@ -91,7 +91,7 @@ bool is_or_out(const std::vector<Row>& rows, int size) {
 
 bool is_sound(const Rule& rule) {
   if (rule.size < 0 || rule.rows.empty()) return false;
-  std::vector<const Row*> seen(static_cast<std::size_t>(rule.size));  // the row it was in
+  std::vector<const Row*> seen(static_cast<std::size_t>(rule.size));  // the last row it was in
   for (const Row& row : rule.rows) {
     if (row.literals.size() != row.coefs.size()) return false;
     for (const std::int32_t l : row.literals) {
@@ -109,7 +109,7 @@ bool is_sound(const Rule& rule) {
                                            : true;
 }
 
-// How much there is of all groups so far.
+// Totals over all groups so far.
 struct Totals {
   std::int64_t incidences = 0, entries = 0, rows = 0;
 
@@ -142,7 +142,7 @@ double within_reason(double bound) { return std::min(std::max(bound, -1e30), 1e3
 std::shared_ptr<const Rule> held_rule() {
   static const std::shared_ptr<const Rule> rule = [] {
     auto made = std::make_shared<Rule>();
-    made->name = "a held variable";  // as no factor is called
+    made->name = "a held variable";  // no factor has this name
     made->size = 1;
     made->rows.push_back({{0}, {1.0}, 1.0, RowKind::inequality, -1, -1});
     return made;
@@ -284,7 +284,7 @@ std::string Model::lay_out(std::int64_t num_vars, const std::vector<Group>& grou
   return lay_out_structured(groups, literals);
 }
 
-// Where its parameters are; its pairs, or the bundle of its rule.
+// Notes where its parameters are, and adds its pairs, or the group to the bundle of its rule.
 std::string Model::place_group(int g, const Literals& own) {
   const Group& group = groups_[g];
   group_count_.push_back(own.count);
@@ -373,7 +373,7 @@ void Model::mark_isolated(const std::vector<Literals>& literals) {
 
 std::string Model::lay_out_structured(const std::vector<Group>& groups,
                                       const std::vector<Literals>& literals) {
-  std::vector<int> first(static_cast<std::size_t>(num_vars_), -1);  // structured factor that has it
+  std::vector<int> first(static_cast<std::size_t>(num_vars_), -1);  // the first that has it
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const Group& group = groups[g];
     const Literals& own = literals[g];
@@ -478,8 +478,8 @@ double row_scale(const Row& row, const Param& param, std::int64_t i, std::int64_
 
 }  // namespace
 
-// Calls visit(row, param slots of its group, number of the factor in its group, row, entry) for the
-// rows of rules with parameters.
+// Calls visit(row of the rule, first parameter of the group, k times the literals of a factor, k,
+// row, entry) for the rows of factor k of every group whose rule has parameters.
 template <class Visit>
 void Model::visit_rows(Visit visit) const {
   for (const Bundle& bundle : bundles_) {

@@ -32,7 +32,7 @@ struct Job {
   std::atomic<bool> failed{false};
   std::atomic<int> working{0};  // workers inside
 
-  // Only the making of a worker can throw, for want of memory.
+  // Only making a worker can throw, for want of memory.
   void run(bool is_caller) noexcept {
     try {
       const Worker work = (*make_worker)();

@@ -62,14 +62,14 @@ class ThreadMemory {
   bool busy_ = false;
 };
 
-// A function, since the linker of MinGW takes an inline variable of a thread for two.
+// A function, since MinGW's linker makes two of an inline thread_local variable.
 inline ThreadMemory& memory_of_thread() {
   thread_local ThreadMemory memory;
   return memory;
 }
 
 // A state and the memory it is laid out in. `lay_out` is called twice, to count and to lay out: one
-// state serves both, for it is large, and a small solve would notice the making of another.
+// state serves both, for it is large, and making another would slow down a small solve.
 template <class State>
 class Leased {
  public:
