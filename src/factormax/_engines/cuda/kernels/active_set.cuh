@@ -71,9 +71,10 @@ FM_FUNCTION Found StructureSet<V>::complete(T error) {
   if (count <= 1) return leave(Found::kSolved);
   T *direction = graph_.hub_more(), *probe = direction + hub_.vars;
   const T on_face = most(kFace * size, 4 * error);
-  bool near_by = false;  // a probe found a structure that is not of the face
+  bool near_by = false;  // a probe found a structure off the face
   reduce();
-  // Variables at 0 are lowered, so that structures with them lose; those at 1 are raised.
+  // The scores of variables at 0 are lowered, so that structures with them lose; those of variables
+  // at 1 are raised.
   const auto at_one = [&](int k) { return v_[k] > 1 - least_p / 2; };
   int ones = 0;
 #pragma unroll 1

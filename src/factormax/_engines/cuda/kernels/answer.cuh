@@ -191,9 +191,9 @@ FM_DEVICE void Solver<V>::spread(Touches touches, ErrorOf error_of, MayBeFree ma
   }
 }
 
-// The marginals of the pairs; returns what they add to the objective. Those that were left out
-// have their multiplier at the upper bound if their first variable was the first to be seen as 0,
-// else at 0: then the other sees nothing of it.
+// The marginals of the pairs; returns what they add to the objective. Those that were left out have
+// their multiplier at the upper bound if their first variable was the first to be found 0, else at
+// 0: then they do not touch the other variable.
 template <class V>
 FM_DEVICE double Solver<V>::write_pairs(const T* mu, Io* tau, i8* row_side) const {
   double total = 0;

@@ -20,7 +20,7 @@ class Cuts {
     team_.sync();
   }
 
-  // Arcs from words that are absent, those with no arc to them, are off. Returns whether there were
+  // Turns off the arcs from absent words, those with no arc to them. Returns whether there were
   // any.
   FM_DEVICE bool leave_out() const {
     T* eta = graph_.eta();
@@ -51,7 +51,7 @@ class Cuts {
 
   enum class Added { kNone, kSome, kNoRoom };
 
-  // Adds the sets of words for which mu lacks more than `tolerance`.
+  // Adds the sets of words whose heads outside sum to less than 1 - `tolerance` in mu.
   FM_DEVICE Added add_violated(T tolerance) const {
     const int before = *graph_.cut_count();
     int* room = scratch().room;
@@ -67,8 +67,8 @@ class Cuts {
     return count > before ? Added::kSome : Added::kNone;
   }
 
-  // take(c, 1 / the norm of its row), for cuts from `first` on, a warp each. there(j): whether the
-  // variable is.
+  // Calls take(c, 1 / the norm of its row) for cuts from `first` on, one warp each. there(j):
+  // whether the variable is present.
   template <class There, class Take>
   FM_DEVICE void scale_rows(int first, There there, Take take) const {
     const int lane = team_.rank % kWorkers;
@@ -99,7 +99,7 @@ class Cuts {
   struct Scratch {
     T *inflow, *used;     // (words,) from the sources
     int *reached, *room;  // (words,) by which arc, and in which direction: 2 arc + direction
-    u16 *first, *level;   // (words + 1,) of the arcs to a word; (words,) of a search
+    u16 *first, *level;   // (words + 1,) first arc to a word; (words,) level in a search
     u8 *state, *member;
   };
   FM_DEVICE Scratch scratch() const {
@@ -119,7 +119,7 @@ class Cuts {
     team_.sync();
   }
 
-  // The words of a cut, from its bits, and behind them the others.
+  // Lists the words of a cut, from its bits, and after them the others.
   FM_DEVICE void list(int c) const {
     const Tree tree = graph_.tree_of_cut(c);
     u8* own = graph_.cut_list(c);
@@ -133,9 +133,9 @@ class Cuts {
     }
   }
 
-  // By a warp: every word gets a flow of 1 from the root, with mu as capacities, unless a set lacks
-  // some. Words are taken in the order of what flows into them directly; one that has its flow is
-  // as good a source as the root from then on. See the core's `TreeCuts`.
+  // Run by a warp: every word gets a flow of 1 from the root, with mu as capacities, unless a set
+  // lacks some. Words are taken in the order of what flows into them directly; once a word has its
+  // flow, it is as good a source as the root. See the core's `TreeCuts`.
   class Search {
    public:
     FM_DEVICE Search(const Cuts& cuts, int f, T tolerance)
@@ -198,7 +198,7 @@ class Cuts {
 #pragma unroll 1
       for (int m = rank_; m < words_; m += kWorkers) visit(m);
     }
-    // visit(arc, word, head)
+    // Calls visit(arc, word, head).
     template <class Visit>
     FM_DEVICE void for_arcs(Visit visit) const {
 #pragma unroll 1
@@ -249,7 +249,7 @@ class Cuts {
       return true;
     }
 
-    // Words with all that is wanted from finished ones, and the root, are finished too.
+    // Words that get all that is wanted from finished words and the root are finished too.
     FM_DEVICE void finish_words() const {
       const T* mu = graph_.mu();
       bool more = true;
@@ -275,9 +275,9 @@ class Cuts {
       }
     }
 
-    // Whether all that is wanted flows from the sources to the word; else `member` is the largest
-    // set that lets no more in. First what the word's heads have themselves, then along shortest
-    // paths, searched from the word.
+    // Whether all that is wanted flows from the sources to the word; if not, `member` is the
+    // largest set that lets no more in. First what the word's heads have themselves, then along
+    // shortest paths, searched from the word.
     FM_DEVICE bool flow_to(int word) const {
       for_words([&](int m) { s_.used[m] = m == word ? s_.inflow[m] : T(0); });
       wait();
@@ -362,7 +362,7 @@ class Cuts {
       }
     };
 
-    // Sends what is possible along the path that a search has found.
+    // Sends what is possible along the path that a search has found; returns how much.
     FM_DEVICE T augment(int from, int word) const {
       T step = s_.inflow[from] - s_.used[from];
       for_path(from, word, [&](int e, bool along) {
@@ -377,7 +377,7 @@ class Cuts {
       wait();
       return step;
     }
-    // visit(arc, along it or against it)
+    // Calls visit(arc, whether along it).
     template <class Visit>
     FM_DEVICE void for_path(int from, int word, Visit visit) const {
 #pragma unroll 1
@@ -415,7 +415,7 @@ class Cuts {
     const Tree tree_;
     const Scratch s_;
     const int rank_, words_, f_;
-    const T wanted_, least_;           // enough, and less is nothing
+    const T wanted_, least_;           // this much is enough; less counts as nothing
     T *const capacity_, *const flow_;  // (arcs,)
     u16* const arc_;                   // 256 word + head
     int arcs_ = 0;

@@ -1,13 +1,13 @@
-// The dual that the solver minimises, docs/math.md (12)-(14), and its closed form for rows by
-// themselves.
+// The dual that the solver minimises, docs/math.md (12)-(14), and its closed form for isolated
+// rows.
 #pragma once
 
 #include "solver.cuh"
 
 namespace factormax {
 
-// Rows by themselves have a closed form, but for the order of their kinks: Newton's method with a
-// bracket, docs/math.md (29). Each group of lanes has a row.
+// Isolated rows, which share no variable with another, have a closed form, but for the order of
+// their kinks: Newton's method with a bracket, docs/math.md (29). Each group of lanes has a row.
 template <class V>
 FM_DEVICE void Solver<V>::solve_isolated() const {
   constexpr int kLanes = V::kIsolatedLanes, kGroups = V::kTeam / kLanes;
@@ -22,7 +22,7 @@ FM_DEVICE void Solver<V>::solve_isolated() const {
   team_.sync();
 }
 
-// r: -1 for lanes that have no row, and only keep step.
+// r: -1 for lanes that have no row, and only keep in step.
 template <class V>
 template <int LANES>
 FM_DEVICE typename V::T Solver<V>::solve_row(int r) const {
@@ -91,7 +91,7 @@ FM_DEVICE typename V::T Solver<V>::solve_row(int r) const {
   return t;
 }
 
-// Among LANES neighbours, all threads of the team being there.
+// Combines values of LANES neighbours; all threads of the team take part.
 template <class V>
 template <int LANES, class Value, class Combine>
 FM_DEVICE Value Solver<V>::over_group(Value value, Combine combine) const {
@@ -104,7 +104,7 @@ FM_DEVICE Value Solver<V>::over_group(Value value, Combine combine) const {
   }
 }
 
-// The dual at next_x: next_g, and mu.
+// Evaluates the dual at next_x: finds next_g and mu.
 template <class V>
 FM_DEVICE typename Solver<V>::Seen Solver<V>::evaluate() {
   T* t = graph_.t();
@@ -152,7 +152,7 @@ FM_DEVICE typename Solver<V>::Seen Solver<V>::evaluate() {
   return {sums[0], sums[1], sums[2], sums[3], peaks[0], peaks[1]};
 }
 
-// take(j, what the multipliers in t() take from variable j); those of pairs come with a sign.
+// Calls take(j, what the multipliers in t() take from variable j); those of pairs have a sign.
 template <class V>
 template <class Take>
 FM_DEVICE void Solver<V>::taken(Take take) const {
@@ -169,7 +169,7 @@ FM_DEVICE void Solver<V>::taken(Take take) const {
       take);
 }
 
-// What a row lacks to be optimal. Never form x - g: far out it would round to x.
+// What a row lacks: how far it is from optimal. Never form x - g: far out it would round to x.
 template <class V>
 FM_DEVICE typename V::T Solver<V>::lack_of_even(int r, T x, T g) const {
   return magnitude(most(least(g, x - lo_[r]), x - hi_[r])) * norm_[r];

@@ -68,7 +68,7 @@ FM_DEVICE bool Solver<V>::guess() {
   graph_.for_rows([&](int r) {
     if (place[r] < 0) return;
     const T delta = system.dense() ? b[place[r]] : d_[r];
-    wild |= !(magnitude(delta) <= kSane * (1 + farthest));  // of a singular system
+    wild |= !(magnitude(delta) <= kSane * (1 + farthest));  // the system is singular
     next_x_[r] = clip(x_[r] + delta, lo_[r], hi_[r]);
   });
   return !team_.any(wild);

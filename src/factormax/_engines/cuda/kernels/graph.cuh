@@ -13,15 +13,15 @@ namespace factormax {
 // In the order of `_engines/cuda/plan.py`, which reads this text.
 template <class V>
 struct Args {
-  using T = typename V::T;    // of the computation
-  using Io = typename V::Io;  // of what comes in and goes out
+  using T = typename V::T;    // type of the computation
+  using Io = typename V::Io;  // type of what comes in and goes out
 
   // The model. Entries of rows in packs: variable * sizeof(T) + negated. Entries of variables: row
   // * sizeof(T) + 2 second end of a pair + negated; the first end of a pair has the sign it has
   // where the pair attracts.
   const int* row_first;  // (rounds + 1,) packs
   const u32* row_code;   // packs
-  const int* row_place;  // in coef, or null if all are 1 or -1
+  const int* row_place;  // places in coef, or null if all are 1 or -1
   const int* var_first;  // the same by variables
   const u32* var_code;
   const int* var_place;
@@ -32,11 +32,11 @@ struct Args {
   const int* var_at;    // places in coef, -1 for pairs
   const int* pair;      // (pairs, 2), 2 variable + negated
   const i8* kind;       // (hard,) RowKind
-  const int* block;     // (hard, 2) the first row of its factor, and behind the last
+  const int* block;     // (hard, 2) the first row of its factor, and one past the last
   const u8* flags;      // (hard,) see RowFlag
-  const u32* corner;    // of a lower triangle, row by row: 65536 row + column
+  const u32* corner;    // entries of a lower triangle, row by row: 65536 row + column
   const int* isolated;  // (num_isolated,) rows that share no variable with another
-  const T* scale;       // (hard,) 1 / norm, 0 if it says nothing; null if instances differ
+  const T* scale;       // (hard,) 1 / norm, 0 if the row says nothing; null if instances differ
 
   // The instances.
   const T* coef;
@@ -69,21 +69,21 @@ struct Args {
   i64 mask_stride;
   i64 work_stride;
   double tol;
-  double retry_above;  // of the gradient: residuals that are not good enough
+  double retry_above;  // for the gradient: larger residuals are not good enough
   int batch;
-  int retry;  // whether only what an earlier launch could not do is done
+  int retry;  // whether to do only what an earlier launch could not
   int n;
   int hard;
   int pairs;
-  int padded_rows;  // what a row array takes
+  int padded_rows;  // length of a row array
   int num_isolated;
   int all_isolated;
   int max_iter;
   int most_active;  // rows that fit into a dense system
   int lead;         // the first rows, which share no variable with each other
   int degree;       // the most rows that a variable is in
-  int longest;      // row
-  int zeros;        // whether variables that are 0 for certain are looked for
+  int longest;      // length of the longest row
+  int zeros;        // whether to look for variables that are certain to be 0
   // Where things are in the shared memory of a team, in bytes.
   int team_bytes;
   int at_sums;
@@ -102,13 +102,13 @@ struct Args {
 
   // Structured factors, see hubs.cuh.
   const int* hub;           // (num_hubs, 11), see Hub
-  const int* hub_shape;     // of all
+  const int* hub_shape;     // shapes of all hubs
   const int* hub_var;       // (hub_vars,) their variables, one hub after the other,
   const u16* hub_slot;      // and in which slot of a structure they can be
   const int* hub_at;        // (n + team,) the place of a variable there, or -1
   const double* hub_param;  // (structured factors,)
   u16* hub_saved;           // structures, for the gradient
-  int* calls;               // of the oracles
+  int* calls;               // oracle calls
   char* hub_work;           // what does not fit into shared memory
   i64 hub_param_stride;
   i64 hub_saved_stride;
@@ -133,9 +133,9 @@ struct Args {
   int num_trees;
   int most_words;
   int most_cuts;
-  int most_arcs;   // that a search for cuts has room for
-  int cut_words;   // 32 bits each, of a set of words
-  int first_cut;   // row
+  int most_arcs;   // arcs that a search for cuts has room for
+  int cut_words;   // numbers of 32 bits for a set of words
+  int first_cut;   // row of the first cut
   int model_rows;  // those of the graph itself, which come first
   int unit_at;     // where a coefficient is 1,
   int minus_at;    // and where it is -1
@@ -269,16 +269,16 @@ struct Graph {
   FM_DEVICE T* hub_rest() const { return reinterpret_cast<T*>(hubs() + a.hub_rest); }
   FM_DEVICE T* hub_scores() const { return reinterpret_cast<T*>(hubs() + a.hub_score); }
   FM_DEVICE char* hub_scratch() const { return hubs() + a.hub_scratch; }
-  // The cuts at hand: their number, of which tree and in which form they are, how many words they
-  // have, and which; behind those, in the same list, the other words.
+  // The cuts at hand: their number, the tree and the form of each, how many words each has, and
+  // which; after those, in the same list, the other words.
   FM_DEVICE int* cut_count() const { return reinterpret_cast<int*>(base + a.at_cuts); }
   FM_DEVICE int* cut_form() const { return cut_count() + 1; }  // 2 tree + whether by_outside
   FM_DEVICE u32* cut_bits(int c) const {
     return reinterpret_cast<u32*>(cut_form() + a.most_cuts) + c * a.cut_words;
   }
   FM_DEVICE Tree tree_of_cut(int c) const { return Tree(a, cut_form()[c] >> 1); }
-  // As there is one head a word, "at least one head outside" is "fewer than all inside": the row
-  // is the one with fewer variables, which are -1 outside, and 1 inside.
+  // As there is one head per word, "at least one head outside" is "fewer than all inside": the row
+  // is the one with fewer variables, with coefficients of -1 outside and 1 inside.
   FM_DEVICE bool by_outside(int c) const { return (cut_form()[c] & 1) != 0; }
   FM_DEVICE T cut_coef(int c) const { return by_outside(c) ? T(-1) : T(1); }
   FM_DEVICE int* cut_size() const { return reinterpret_cast<int*>(base + a.at_cut_lists); }
@@ -294,7 +294,7 @@ struct Graph {
     if (arc < 0 || form >> 1 != arc >> 16 || !in_cut(c, word)) return false;
     return (word != head && in_cut(c, head)) == ((form & 1) == 0);
   }
-  // visit(j): the variables in the row of a cut, those of some of its words.
+  // Calls visit(j) for the variables in the row of a cut, those of some of its words.
   template <class Visit>
   FM_DEVICE void each_of_cut(int c, Visit visit, int start = 0, int stride = 1) const {
     const Tree own = tree_of_cut(c);
@@ -329,8 +329,8 @@ struct Graph {
     for (int j = team.rank; j < a.n; j += V::kTeam) visit(j);
   }
 
-  // visit(j, c): the variables of a row and their coefficients, or those that are due to one of
-  // several who share them.
+  // Calls visit(j, c) for the variables of a row and their coefficients, or for the share of one of
+  // several threads.
   template <class Visit>
   FM_DEVICE void each_entry(int r, Visit visit, int start = 0, int stride = 1) const {
     if (is_soft(r)) {
@@ -368,7 +368,7 @@ struct Graph {
     for (int p = team.rank; V::kPairs && p < a.pairs; p += V::kTeam) visit(p);
   }
 
-  // What the entries that stand for nothing point to, and the variables that fill up a round.
+  // Sets what entries that stand for nothing point to, and the variables that fill up a round.
   FM_DEVICE void set_dummies() const {
     const int j = a.n + team.rank;
     eta()[j] = -infinity<T>();
@@ -376,7 +376,7 @@ struct Graph {
     if (team.rank == 0) t()[num_rows()] = 0;
   }
 
-  // The value that an entry points to, and where that stands.
+  // The value that an entry points to, and its index.
   FM_DEVICE static T value_at(const T* array, u32 code) {
     const u32 offset = V::kCoefs == 1 || V::kPairs ? code & ~3u : code;
     return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + offset);
@@ -385,8 +385,8 @@ struct Graph {
   FM_DEVICE static bool is_negated(u32 code) { return (code & 1) != 0; }
   FM_DEVICE static bool is_second(u32 code) { return (code & 2) != 0; }
 
-  // take(j, combination of term(code, place) over the rows of variable j). It is also called for
-  // the dummies behind the last variable, for a branch would cost more.
+  // Calls take(j, combination of term(code, place) over the rows of variable j). It is also called
+  // for the dummies after the last variable, for a branch would cost more.
   template <int UNROLL = 1, class Value, class Combine, class Term, class Take>
   FM_DEVICE void by_variable(Value zero, Combine combine, Term term, Take take) const {
     if constexpr (V::kTrees) {
@@ -406,7 +406,7 @@ struct Graph {
     visit<V::kVarLanes, V::kVarWidth, V::kVarPacks, UNROLL>(a.var_first, a.var_code, a.var_place,
                                                             a.n + 1, zero, combine, term, take);
   }
-  // take(r, combination of term(code, place) over the variables of row r), for the hard rows
+  // Calls take(r, combination of term(code, place) over the variables of row r), for the hard rows.
   template <class Value, class Combine, class Term, class Take>
   FM_DEVICE void by_hard_row(Value zero, Combine combine, Term term, Take take) const {
     visit<V::kRowLanes, V::kRowWidth, V::kRowPacks, 1>(a.row_first, a.row_code, a.row_place,
@@ -417,8 +417,8 @@ struct Graph {
     if constexpr (V::kTrees) visit_cuts(zero, combine, term, take);
   }
 
-  // The same of term(code, c), for all rows, with c the coefficient; take(r, value) by whoever owns
-  // r. Pairs have codes too.
+  // The same for term(code, c) and all rows, with c the coefficient; the owner of r calls take(r,
+  // value). Pairs have codes too.
   template <int UNROLL = 1, class Combine, class Term, class Take>
   FM_DEVICE void by_row(Combine combine, Term term, Take take) const {
     T* products = found();
@@ -436,7 +436,7 @@ struct Graph {
     team.sync();
   }
 
-  // take(j, combination of term(r, c) over the rows of variable j), with c the coefficient
+  // Calls take(j, combination of term(r, c) over the rows of variable j), with c the coefficient.
   template <class Combine, class Term, class Take>
   FM_DEVICE void by_column(Combine combine, Term term, Take take) const {
     by_variable(
@@ -474,14 +474,14 @@ struct Graph {
   }
 
  private:
-  // A coefficient of a cut, as those of lists are told: by a bit, or by where it is.
+  // A coefficient of a cut, encoded as in the lists: by a bit, or by its place.
   FM_DEVICE u32 cut_sign(int c) const { return u32(V::kCoefs == 1 && by_outside(c)); }
   FM_DEVICE int cut_place(int c) const { return by_outside(c) ? a.minus_at : a.unit_at; }
 
   // The hard rows that are in lists.
   FM_DEVICE int listed() const { return V::kTrees ? a.first_cut : a.hard; }
 
-  // The same as `visit` for the rows of cuts: a warp each.
+  // Like `visit`, for the rows of cuts: one warp per row.
   template <class Value, class Combine, class Term, class Take>
   FM_DEVICE void visit_cuts(Value zero, Combine combine, Term term, Take take) const {
     constexpr int kLanes = V::kTeam < 32 ? V::kTeam : 32, kWarps = V::kTeam / kLanes;

@@ -1,6 +1,6 @@
 // Structured factors that share no variable with each other, as hubs of the compact dual: on its
-// variables a hub takes the place of the box, docs/math.md (17)-(18). Nothing of this is there in
-// kernels for graphs without them.
+// variables a hub takes the place of the box, docs/math.md (17)-(18). Kernels for graphs without
+// hubs have nothing of this.
 #pragma once
 
 #include "active_set.cuh"
@@ -24,7 +24,7 @@ class Hubs<V, true> {
 
   FM_DEVICE bool failed() const { return failed_; }
 
-  // The scores of an instance; those of variables are in eta().
+  // Takes the scores of an instance; those of variables are in eta().
   FM_DEVICE void begin() {
     const Io* scores = graph_.score + a_.pairs;
     T *own = graph_.hub_scores(), *x = graph_.hub_x();
@@ -53,8 +53,8 @@ class Hubs<V, true> {
     if (k >= 0) graph_.hub_rest()[k] = value;
   }
 
-  // The marginals at the reduced scores that were taken, also in mu. Returns what the member has of
-  // the value of the dual.
+  // Finds the marginals at the reduced scores that were taken, also in mu. Returns this thread's
+  // part of the value of the dual.
   FM_FUNCTION T evaluate(T* mu) {
     T value = 0;
     each_set([&](StructureSet<V>& set) {
@@ -70,15 +70,15 @@ class Hubs<V, true> {
     return value;
   }
 
-  // Their faces, once they are solved; error: of x.
+  // Completes their faces, once they are solved; error: of x.
   FM_DEVICE void complete(T error) {
     each_set([&](StructureSet<V>& set) {
       if (!failed_ && set.complete(error) != Found::kSolved) failed_ = true;
     });
   }
 
-  // What the best structures score with what is in x, of the factors' scores only whether they are
-  // forbidden. x is overwritten by that.
+  // The scores of the best structures for what is in x, in place of the reduced scores; of the
+  // factors' own scores only -inf counts.
   FM_DEVICE T support() {
     T sum = 0;
     each_set(
@@ -86,7 +86,7 @@ class Hubs<V, true> {
     return sum;
   }
 
-  // The marginals of the factors' scores; returns what the member has of what they score.
+  // Writes the marginals of the factors' scores; returns this thread's part of what they score.
   FM_DEVICE double write_features(Io* out) const {
     double total = 0;
     T* sums = graph_.hub_scores();
@@ -120,7 +120,7 @@ class Hubs<V, true> {
     for (int k = team_.rank; k < a_.hub_scores; k += V::kTeam) out[k] = nan;
     if (team_.rank == 0) a_.calls[graph_.instance] = 0;
   }
-  // As far as the gradient needs them.
+  // Restores what the gradient needs of them.
   FM_DEVICE void restore() const {
     const u16* saved = a_.hub_saved + graph_.instance * a_.hub_saved_stride;
     each_set([&](StructureSet<V>& set) { set.restore(saved + set.hub().saved); });
@@ -128,7 +128,7 @@ class Hubs<V, true> {
 
   // ---- The reduced system ----------------------------------------------------------------------
 
-  // Adds to the diagonal of rows that `takes` something positive if hubs let them move.
+  // Adds something positive to the diagonal of rows that `takes`, if hubs let them move.
   template <class Takes>
   FM_DEVICE void add_to_diagonal(Takes takes, Rows scale, Rows diagonal) const {
     each_set([&](StructureSet<V>& set) {
@@ -159,7 +159,7 @@ class Hubs<V, true> {
     });
   }
 
-  // Of the matrix of the active rows, lower triangle: A J A^T = B^T B, docs/math.md (52), with
+  // Adds to the matrix of the active rows, lower triangle: A J A^T = B^T B, docs/math.md (52), with
   // B = (I - ee^T) L^-1 M^T A^T and e = L^-1 1 normalised.
   FM_FUNCTION void add_to_matrix(Rows scale, int count, T* matrix) const {
     const int* active = graph_.active();
@@ -223,13 +223,13 @@ class Hubs<V, true> {
     });
   }
 
-  // Takes them out of the box, for the reduced system.
+  // Takes their variables out of the box, for the reduced system.
   FM_DEVICE void leave_box(T* mu) const {
     each_place([&](int, int j) { mu[j] = 0; });
     team_.sync();
   }
 
-  // visit(k, j): the places of the hubs' variables, and which these are.
+  // Calls visit(k, j) for the places of the hubs' variables, and which these are.
   template <class Visit>
   FM_DEVICE void each_place(Visit visit) const {
 #pragma unroll 1
@@ -247,7 +247,7 @@ class Hubs<V, true> {
     }
   }
 
-  // visit(k, slot, c): the entries of a row in a hub.
+  // Calls visit(k, slot, c) for the entries of a row in a hub.
   template <class Visit>
   FM_DEVICE void each_entry(int r, const Hub& hub, Visit visit) const {
     graph_.each_entry(r, [&](int j, T c) {

@@ -1,5 +1,4 @@
-// How the solver reads an instance: its scores, rows and pairs, and what is certain of it
-// beforehand.
+// How the solver reads an instance: its scores, rows and pairs, and what is certain beforehand.
 #pragma once
 
 #include "solver.cuh"
@@ -51,7 +50,7 @@ FM_DEVICE bool Solver<V>::take_scores() {
 }
 
 // Takes out what trees do not allow. Returns false if that would leave a factor without variables
-// that the user did not mask: trees by structures, on the CPU, know what to do then.
+// that the user did not mask: the CPU can handle that, where trees are solved by structures.
 template <class V>
 FM_DEVICE bool Solver<V>::leave_out() {
   if constexpr (V::kTrees) {
@@ -108,7 +107,7 @@ FM_DEVICE bool Solver<V>::take_rows() {
   return false;
 }
 
-// sum: of the squares, and the least and the most that a . mu can be.
+// sum: the sum of squares, and the least and the most that a . mu can be.
 template <class V>
 FM_DEVICE bool Solver<V>::take_row(int r, const T* rhs, Several<T, 3> sum) const {
   const u8 flags = a_.flags[r];
@@ -118,7 +117,7 @@ FM_DEVICE bool Solver<V>::take_row(int r, const T* rhs, Several<T, 3> sum) const
   const T b = rhs[r], low = sum.at[1], high = sum.at[2];
   const bool gone = a_.kind[r] == kAbsent || (equal && (flags & kBandLower) != 0) ||
                     ((flags & kOfFactor) != 0 && !complete_ && all_masked(first, last));
-  // Parameters that were worked out in float may miss their own sum.
+  // Parameters computed in float may miss their own sum.
   const T slack = most(T(1e-7), 16 * kEps) * (high - low + magnitude(b));
   const bool too_much = low > b + slack, too_little = equality && high < b - slack;
   const bool says_nothing = sum.at[0] == 0 || (!equality && high <= b);

@@ -1,5 +1,5 @@
 // The best structures of structured factors, by a team of threads: the twins of the core's oracles,
-// which say what scores mean and where they are. Ties may be broken otherwise.
+// which say what scores mean and where they are. Ties may be broken differently.
 #pragma once
 
 #include "graph.cuh"
@@ -15,13 +15,13 @@ struct Hub {
   static constexpr int kNumbers = 10;
 
   int kind;
-  int first;     // of its variables, among those of all hubs
+  int first;     // first of its variables, among those of all hubs
   int vars;      //
   int score;     // first of its scores, among those of all hubs
   int scores;    //
-  int slots;     // that a structure has
-  int capacity;  // structures
-  int memory;    // where its own begins, in bytes
+  int slots;     // slots of a structure
+  int capacity;  // most structures
+  int memory;    // where its own memory begins, in bytes
   int saved;     // where its structures are kept, in numbers of 16 bits
   int number;    // among the structured factors
   const int* shape;
@@ -42,7 +42,7 @@ struct Hub {
     shape = a.hub_shape + own[10];
   }
 
-  // Of a sequence.
+  // For a sequence.
   FM_DEVICE int states() const { return shape[1]; }
   FM_DEVICE int transitions(int t) const {
     return shape[2] != 0 ? (t - 1) * shape[1] * shape[1] : 0;
@@ -51,7 +51,7 @@ struct Hub {
   FM_DEVICE int final() const { return initial() + (shape[3] != 0 ? shape[1] : 0); }
 };
 
-// visit(k): each score that a structure earns, of the slots start, start + stride, ...
+// Calls visit(k) for each score that a structure earns, in slots start, start + stride, ...
 template <class Visit>
 FM_DEVICE void each_feature(const Hub& hub, const u16* on, Visit visit, int start = 0,
                             int stride = 1) {
@@ -84,8 +84,8 @@ FM_DEVICE void each_feature(const Hub& hub, const u16* on, Visit visit, int star
   }
 }
 
-// What is given of a hub in an instance: the steps of a sequence that are there, the budget, or
-// whether all groups of a table are there. x: -inf where masked.
+// What an instance says of a hub: how many steps of a sequence are present, the budget, or whether
+// all groups of a table are present. x: -inf where masked.
 template <class TeamOf, class T>
 FM_DEVICE int look(const TeamOf& team, const Hub& hub, const T* x, double param) {
   constexpr int kTeam = TeamOf::kSize;
@@ -129,7 +129,7 @@ class Oracle {
   static constexpr int kWorkers = V::kTeam < 32 ? V::kTeam : 32;
 
  public:
-  // given: see `look`. plain: of the scores of the factor itself only whether they are -inf.
+  // given: see `look`. plain: of the factor's own scores only -inf counts.
   FM_DEVICE Oracle(const Team<V::kTeam>& team, const Hub& hub, int given, const T* x,
                    const T* scores, bool plain, char* scratch, u16* on)
       : team_(team),
@@ -143,7 +143,7 @@ class Oracle {
 
   FM_DEVICE bool sequence() const {
     const int S = hub_.states(), steps = given_;
-    T* best = scratch_;  // (L, S) of the sequences that end in a state
+    T* best = scratch_;  // (L, S) best score of a sequence that ends in a state
 #pragma unroll 1
     for (int t = team_.rank; t < hub_.slots; t += V::kTeam) on_[t] = kOff;
 #pragma unroll 1
@@ -152,7 +152,7 @@ class Oracle {
     }
     team_.sync();
     if (steps == 0) return true;
-    int lanes = kWorkers;  // that share a state
+    int lanes = kWorkers;  // lanes that share a state
     while (lanes > 1 && V::kTeam / lanes < S) lanes /= 2;
     const int groups = V::kTeam / lanes, lane = team_.rank % lanes;
 #pragma unroll 1
@@ -284,7 +284,7 @@ class Oracle {
     return plain_ && own > -infinity<T>() ? T(0) : own;
   }
 
-  // Back from the best last state: by a warp.
+  // Traces back from the best last state; run by a warp.
   FM_DEVICE void trace(const T* best, int steps) const {
     const int S = hub_.states();
     Several<T, 2> last = {{-infinity<T>(), T(S)}};

@@ -6,7 +6,7 @@
 
 namespace factormax {
 
-// The gradient works in fewer arrays over rows.
+// The gradient needs fewer arrays over rows.
 template <class V>
 struct Backward : V {
   static constexpr int kRowArrays = V::kBackwardRowArrays;

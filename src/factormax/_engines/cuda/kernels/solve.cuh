@@ -51,7 +51,7 @@ FM_DEVICE void Solver<V>::minimise() {
   T value = 0, slope = 0, alpha = 1, good = 0;
   T residual = 0, best = 0, promising = 0, resolution = 0, largest = 0;
   int tries = 0, last_gain = 0, next_check = kFirstCheck, stage_end = kStagePasses;
-  bool ray = false, newton = false;  // whether the search is along a finish that failed
+  bool ray = false, newton = false;  // newton: the search is along a finish that failed
   T cut_below = kCutBelow;
   status_ = kMaxIter;
 #pragma unroll 1
@@ -139,7 +139,7 @@ FM_DEVICE void Solver<V>::minimise() {
     const bool finish_failed = !accepted && (phase == Phase::finish || newton);
     newton = false;
 
-    // Is this the end, or that of a stage?
+    // Is this the end, or the end of a stage?
     if (residual < T(0.5) * best) {
       best = residual;
       last_gain = passes_;
@@ -162,7 +162,7 @@ FM_DEVICE void Solver<V>::minimise() {
         }
       }
     }
-    if constexpr (V::kTrees) {  // those that are missing by far need no exact solution to be seen
+    if constexpr (V::kTrees) {  // cuts that are violated by far show before the solution is exact
       const bool now = there ? status_ == kConverged : mu_is_of_x && residual <= cut_below;
       if (stages_ == 0 && now) {
         cut_below = kSooner * residual;
@@ -175,7 +175,7 @@ FM_DEVICE void Solver<V>::minimise() {
       }
     }
     if (there && stages_ == 0) {
-      // Next to multipliers that have run off nothing is resolved.
+      // Beside multipliers that have run off, nothing is resolved.
       if (!a_.all_isolated && largest > kFar * most(T(1), largest_score_)) status_ = kStalled;
       break;
     }
@@ -199,7 +199,7 @@ FM_DEVICE void Solver<V>::minimise() {
         continue;
       }
     }
-    // What is remembered may be to blame if it leads nowhere; if nothing is, this is the end.
+    // If it leads nowhere, what is remembered may be to blame; if nothing is, this is the end.
 #pragma unroll 1
     while (slope = direction(), !(slope < 0) && !empty_) forget();
     if (!(slope < 0)) {
@@ -216,7 +216,7 @@ FM_DEVICE void Solver<V>::minimise() {
   if constexpr (V::kHubs) finish_hubs();
 }
 
-// The hubs must stand at x, with their whole faces, which the gradient needs.
+// Makes sure that the hubs are solved at x, with their whole faces, which the gradient needs.
 template <class V>
 FM_DEVICE void Solver<V>::finish_hubs() {
   if (status_ == kInfeasible) return;
@@ -228,21 +228,21 @@ FM_DEVICE void Solver<V>::finish_hubs() {
   if (hubs_.failed()) give_up();
 }
 
-// A hub has too many structures, or none: for the CPU to see, from the beginning.
+// A hub has too many structures, or none: left to the CPU, from the beginning.
 template <class V>
 FM_DEVICE void Solver<V>::give_up() {
   status_ = kStalled;
   residual_ = infinity<T>();
 }
 
-// The rows of the words of trees are not alone, but as if they were they give a good start.
+// The rows of the words of trees are not alone, but solved as if they were, they give a good start.
 template <class V>
 FM_DEVICE bool Solver<V>::rows_may_be_alone() const {
   if constexpr (V::kTrees) return passes_ == 0 && a_.warm == nullptr;
   return true;
 }
 
-// Returns whether there are new cuts, from the multipliers at hand.
+// Looks for cuts at the multipliers at hand. Returns whether there are new ones.
 template <class V>
 FM_DEVICE bool Solver<V>::add_cuts(T residual) {
   using Added = typename Cuts<V>::Added;

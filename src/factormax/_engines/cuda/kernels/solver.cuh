@@ -1,10 +1,10 @@
 // Projected L-BFGS on the compact dual with an exact finish, docs/math.md (12)-(22): the twin of
 // the core's `CompactSolver`, for graphs of rows, pairs and hubs, by a team of threads.
 //
-// All members of the team hold the same scalars and take the same turns. What needs another way
+// All members of the team hold the same scalars and take the same branches. What needs another way
 // (interior points, proximal steps) ends as stalled or out of passes, and is left to the CPU.
 //
-// Here is what the solver has; what it does is in the files that are named below.
+// This file has the data of the solver; what it does is in the files that are named below.
 #pragma once
 
 #include "cuts.cuh"
@@ -76,7 +76,7 @@ class Solver {
   static constexpr int kHistory = 11;  // in row arrays from this one on
   static constexpr T kEps = Constants<T>::kEps;
 
-  // The constants of the core's solver, with its reasons.
+  // The constants of the core's solver; the reasons are given there.
   static constexpr T kDirect = 32, kFirst = 16, kStage = 4;
   static constexpr T kPromising = T(0.015), kMostPromising = T(0.25), kNear = T(5e-3);
   static constexpr T kCutBelow = T(1e-1), kSooner = T(1e-2);  // residuals at which cuts are sought
@@ -86,7 +86,8 @@ class Solver {
   static constexpr T kFar = 1000;
   static constexpr int kTries = 25, kStall = 12, kFirstCheck = 24, kCheckEvery = 64;
   static constexpr int kStagePasses = 200;  // before the next stage begins anyway
-  // Of conjugate gradients, which take a launch's time: the finish is an attempt.
+  // For conjugate gradients, which take a launch's time: few steps, as the finish is only an
+  // attempt.
   static constexpr int kFinishSteps = Constants<T>::kDouble ? 200 : 60;
   static constexpr T kFinish = Constants<T>::kDouble ? T(1e-6) : T(1e-3);
   static constexpr double kCertificate = Constants<T>::kDouble ? 1e-10 : 1e-5;
@@ -96,12 +97,12 @@ class Solver {
 
   // What an evaluation shows.
   struct Seen {
-    T slope;     // at its end, of the step from x
-    T squares;   // of the step,
+    T slope;     // along the step from x, at its end
+    T squares;   // squared length of the step,
     T bends;     // and of the change of the gradient
     T value;     // of the dual
     T residual;  // in units of variables
-    T largest;   // multiplier
+    T largest;   // largest multiplier
   };
 
   // instance.cuh
@@ -117,7 +118,7 @@ class Solver {
   FM_DEVICE bool is_zero(int j) const { return u8(graph_.zero()[j] - 1) < kHeld - 1; }
   static constexpr u8 kHeld = 255;
   static constexpr int kZeroRounds = 3, kFewZeros = 16;
-  // Tells whether a variable is there, but for the rules of trees and pairs.
+  // Tells whether a variable is present, apart from what trees and pairs rule out.
   FM_DEVICE auto given_by_user() const {
     const Io* scores = a_.eta_u + graph_.instance * a_.n;
     const u8* mask = a_.mask == nullptr ? nullptr : a_.mask + graph_.instance * a_.mask_stride;
@@ -145,7 +146,7 @@ class Solver {
   FM_DEVICE void accept(bool remember);
   FM_DEVICE void forget();
   // Steps, newest first, and what they changed in the gradient; 0 where there are none yet. In
-  // shared memory they are shifted, which is cheaper than to look up where they are.
+  // shared memory they are shifted, which is cheaper than looking up where they are.
   static constexpr bool kShifted = V::kRowsShared;
   FM_DEVICE Rows step(int age) const { return graph_.row_array(kHistory + slot(age)); }
   FM_DEVICE Rows bend(int age) const { return graph_.row_array(kHistory + kMemory + slot(age)); }
@@ -197,12 +198,12 @@ class Solver {
   const Team<V::kTeam>& team_;
   Rows x_, g_, next_x_, next_g_, d_, lo_, hi_, scale_, rhs_, mark_, norm_;
   Hubs<V> hubs_;
-  bool at_x_ = false;  // the hubs stand at x
+  bool at_x_ = false;  // the hubs are solved at x
   T largest_score_ = 0, top_score_ = 0, promise_ = 0, residual_ = 0;
   bool complete_ = true;
-  int stages_ = 0;  // in which the scores are still smaller than they are
+  int stages_ = 0;  // stages left, in which the scores are scaled down
   int passes_ = 0, status_ = kMaxIter;
-  bool empty_ = false;  // nothing is remembered; what is there at first is not even 0
+  bool empty_ = false;  // nothing is remembered; at first the memory is not even 0
   int head_ = 0;
 };
 

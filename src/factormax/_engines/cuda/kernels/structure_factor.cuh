@@ -97,7 +97,7 @@ FM_DEVICE void StructureSet<V>::load(const T* b, int size, T (&own)[kChunks]) co
   }
 }
 
-// Divided by the diagonal.
+// Writes `own` to b, divided by the diagonal.
 template <class V>
 FM_DEVICE void StructureSet<V>::store(const T (&own)[kChunks], int size, T* b) const {
 #pragma unroll
@@ -173,8 +173,8 @@ FM_FUNCTION void StructureSet<V>::remove(int i) {
   team_.sync();
 }
 
-// Of `remove`: columns i and on, of the rows below row i, y and ones. A member has its rows r in
-// registers, as far as they are carried from column to column: what it writes to the row above
+// Part of `remove`: rotates columns i and on, of the rows below row i, y and ones. A member has its
+// rows r in registers while they are carried from column to column: what it writes to the row above
 // has been read there.
 template <class V>
 FM_DEVICE void StructureSet<V>::rotate(int i) const {
@@ -216,7 +216,7 @@ FM_DEVICE void StructureSet<V>::rotate(int i) const {
   }
 }
 
-// L anew: updates have left their errors in it.
+// Computes L anew: updates have left their errors in it.
 template <class V>
 FM_FUNCTION void StructureSet<V>::refactor() {
 #pragma unroll 1

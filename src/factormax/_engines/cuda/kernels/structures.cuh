@@ -2,11 +2,11 @@
 // core's `StructureSet` and `ActiveSet`, docs/math.md (48)-(53).
 //
 // Structures are lists of the variables that are on, at most one per slot. Sums over structures
-// have an order, and what follows from them is known to the whole team. Steps that depend on one
-// another are left to one warp: a block would wait at every step.
+// have a fixed order, and what follows from them is known to the whole team. Steps that depend on
+// one another are left to one warp: a block would wait at every step.
 //
-// Here is what the set has, and its products with vectors; what it does is in the files that are
-// named below.
+// This file has the data of the set, and its products with vectors; what it does is in the files
+// that are named below.
 #pragma once
 
 #include "oracles.cuh"
@@ -69,7 +69,7 @@ class StructureSet {
   FM_DEVICE u16* on(int i) const { return on_ + i * hub_.slots; }
   FM_DEVICE bool has(int i, int k, int slot) const { return on(i)[slot] == u16(k); }
 
-  // Nothing is known of the solution.
+  // Starts anew: nothing is known of the solution.
   FM_DEVICE void begin() {
     const T* param = graph_.a.hub_param + graph_.instance * graph_.a.hub_param_stride;
     given_ = look(team_, hub_, x_, param[hub_.number]);
@@ -102,13 +102,14 @@ class StructureSet {
   // SparseMAP at x, from the structures at hand; v is then the marginals.
   FM_FUNCTION Found solve();
 
-  // Adds structures, with probability 0, until those at hand span the optimal face, where variables
-  // that are 0 or 1 stay so: the derivative needs that, the solution does not. After `solve` at the
-  // same x; error: of x. docs/math.md (53).
+  // Adds structures, with probability 0, until those at hand span the optimal face: the structures
+  // that tie for the best, as far as variables that are 0 or 1 stay so. The derivative needs that,
+  // the solution does not. To be called after `solve` at the same x; error: of x. docs/math.md
+  // (53).
   FM_FUNCTION Found complete(T error);
 
-  // The score of the best structure with these scores, of the edges' only whether they are
-  // forbidden; -inf if there is none.
+  // The score of the best structure for these scores; of the factor's own scores only -inf counts.
+  // -inf if there is none.
   FM_FUNCTION T best_score(const T* scores) {
     if (!ask(scores, true)) return -infinity<T>();
     T sum = 0;
@@ -120,7 +121,7 @@ class StructureSet {
     return team_.sum(sum);
   }
 
-  // What the members have of eta_v . Np, to be summed.
+  // This thread's part of eta_v . Np, to be summed.
   FM_DEVICE T feature_value() const {
     T sum = 0;
 #pragma unroll 1
@@ -130,7 +131,7 @@ class StructureSet {
     return sum;
   }
 
-  // out_k = sum_i c_i n_ik, of all scores of the factor; c: p, or work
+  // out_k = sum_i c_i n_ik, for all scores of the factor; c: p, or work
   FM_FUNCTION void scatter_features(bool of_p, T* out) const {
     const T* c = of_p ? p_ : work_;
 #pragma unroll 1
@@ -180,7 +181,7 @@ class StructureSet {
     team_.sync();
   }
 
-  // c <- Q c,  Q = Z - Z11^TZ / (1^TZ1),  Z = (LL^T)^-1. Of a vertex: 0.
+  // c <- Q c,  Q = Z - Z11^TZ / (1^TZ1),  Z = (LL^T)^-1. At a vertex: 0.
   FM_FUNCTION void project(T* c) const;
 
  private:
@@ -190,7 +191,7 @@ class StructureSet {
   static constexpr T kRounding = T(1e-15), kPositive = T(1e-9), kDependent = T(1e-10);
   static constexpr int kIdle = 64;
   static constexpr int kMostCalls = 4000;
-  static constexpr int kState = 6;  // what lives on from call to call
+  static constexpr int kState = 6;  // numbers kept from call to call
 
   FM_DEVICE void keep() const {
     team_.sync();
@@ -210,7 +211,7 @@ class StructureSet {
 
   FM_DEVICE bool is_full() const { return count == hub_.capacity && count <= hub_.vars; }
 
-  // The best structure goes to place `count`.
+  // Asks for the best structure, which goes to place `count`.
   FM_FUNCTION bool ask(const T* scores, bool plain = false) {
     ++calls_;
     team_.sync();
@@ -238,7 +239,7 @@ class StructureSet {
     each_feature(hub_, on(i), [&](int k) { sum += scores_[k]; });
     return sum;
   }
-  // Of the candidate, with two scores of its variables.
+  // The candidate's scores, for two scores of its variables.
   FM_FUNCTION Several<T, 2> candidate_scores(const T* first, const T* second) const {
     T sums[3] = {0, 0, 0};
     const u16* list = on(count);

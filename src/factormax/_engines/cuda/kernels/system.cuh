@@ -1,6 +1,6 @@
-// The reduced system (A_I J A_I^T) t = b, over the active rows I, the free variables, whose mu lies
-// inside of the box, and hubs, where J is M Q M^T: of the exact finish, docs/math.md (21), and of
-// the gradient, (42). Hubs want their variables outside of the box: mu() is 0 for them.
+// The reduced system (A_I J A_I^T) t = b of the exact finish, docs/math.md (21), and of the
+// gradient, (42). It is over the active rows I, the free variables, whose mu is inside the box, and
+// hubs, where J is M Q M^T. Variables of hubs must count as outside the box: mu() is 0 for them.
 //
 // It is factorised as L D L^T in shared memory, or solved by conjugate gradients where it does not
 // fit. Rows are scaled, so that its diagonal is at most about 1.
@@ -45,7 +45,7 @@ class System {
 
   FM_DEVICE bool dense() const { return count <= graph_.a.most_active; }
 
-  // out_r = (A J A^T x)_r of all rows: x is taken where `takes`, and v() holds J A^T x after it.
+  // out_r = (A J A^T x)_r for all rows: x is taken where `takes`; afterwards v() holds J A^T x.
   template <class Takes, class Write>
   FM_DEVICE void multiply(Rows x, Takes takes, Write write) const {
     const Graph<V>& graph = graph_;
@@ -132,8 +132,8 @@ class System {
     team.sync();
   }
 
-  // Jacobi-preconditioned conjugate gradients from 0: x is the solution, over the active rows; b,
-  // overwritten, the residual. Returns the largest of what is left of it.
+  // Jacobi-preconditioned conjugate gradients from 0: x becomes the solution, over the active rows;
+  // b is overwritten by the residual, the largest of which is returned.
   FM_DEVICE T conjugate_gradients(Rows b, Rows x, Rows p, Rows q, Rows diagonal, int steps,
                                   T goal) {
     const Graph<V>& graph = graph_;
@@ -186,7 +186,7 @@ class System {
   FM_DEVICE static T* row(T* m, int i) { return m + i * (i + 1) / 2; }
   FM_DEVICE static const T* row(const T* m, int i) { return m + i * (i + 1) / 2; }
 
-  // The lower triangle.
+  // Fills in the lower triangle.
   FM_DEVICE void assemble(Rows diagonal) const {
     const Graph<V>& graph = graph_;
     T* m = graph.matrix();
@@ -202,7 +202,7 @@ class System {
       const int r = active[i];
       T* own = row(m, i);
       own[i] = V::kHubs ? of_box(r) : diagonal[r];
-      // Those before the first rows share no variable with them.
+      // The leading rows share no variable with those before them.
       if (V::kSimple || i < lead_) continue;
       const T scale = scale_[r];
       if (graph.is_soft(r)) {
@@ -223,14 +223,15 @@ class System {
     if constexpr (V::kHubs) hubs_.add_to_matrix(scale_, count, m);
   }
 
-  // What the rows of cuts, the last of the hard ones, have in common with others.
+  // Adds what the rows of cuts, the last of the hard ones, have in common with others.
   FM_DEVICE void add_cuts(T* m) const {
     const Graph<V>& graph = graph_;
     const int* active = graph.active();
     const T* mu = graph.mu();
     const int hard = graph.a.hard, first = graph.a.first_cut;
     const auto is_cut = [=](int r) { return r >= first && r < hard; };
-    // The other of a pair may be soft, and come later. A warp has a pair, for rows can be long.
+    // The other row of a pair may be soft, and come later. Each pair has a warp, for rows can be
+    // long.
     constexpr int kLanes = V::kTeam < 32 ? V::kTeam : 32;
     const int warp = graph.team.rank / kLanes, lane = graph.team.rank % kLanes;
 #pragma unroll 1
@@ -255,14 +256,14 @@ class System {
     graph.team.sync();
   }
 
-  // What the box has of the diagonal.
+  // The part of the diagonal that is due to the box.
   FM_DEVICE T of_box(int r) const {
     T squares = 0;
     graph_.each_entry(r, [&](int j, T c) { squares += inside_box(graph_.mu()[j]) ? c * c : T(0); });
     return squares * scale_[r] * scale_[r];
   }
 
-  // What the rows of variable j have in common.
+  // Adds what the rows of variable j have in common.
   FM_DEVICE void meet_all(int j, T* m) const {
     const Graph<V>& graph = graph_;
     if (!inside_box(graph.mu()[j])) return;
@@ -281,8 +282,8 @@ class System {
     }
   }
 
-  // What row i, with this coefficient of variable j, has in common with the rows before it: each
-  // row has one owner, so that sums have an order.
+  // Adds what row i, with this coefficient of variable j, has in common with the rows before it:
+  // each row has one owner, so that sums have a fixed order.
   FM_DEVICE void meet(int j, T coef, int i, T* own) const {
     const Graph<V>& graph = graph_;
     if (!inside_box(graph.mu()[j])) return;
@@ -294,13 +295,13 @@ class System {
     }
   }
 
-  // Of an entry of a variable, scaled.
+  // The coefficient of a variable's entry, scaled.
   FM_DEVICE T var_coef(int k) const {
     const int entry = graph_.a.var_entry[k], r = entry >> 2;
     return graph_.var_coef(r, entry & 2, entry & 1, graph_.a.var_at[k]) * scale_[r];
   }
 
-  // visit(x, y) for all y <= x < size, shared by the team.
+  // Calls visit(x, y) for all y <= x < size, shared by the team.
   template <class Visit>
   FM_DEVICE void for_corners(int size, Visit visit) const {
 #pragma unroll 1
@@ -310,7 +311,7 @@ class System {
     }
   }
 
-  // Takes the leading rows, whose block is diagonal, out of all others at once.
+  // Eliminates the leading rows, whose block is diagonal, from all others at once.
   FM_DEVICE void eliminate_lead(T* m, const T* inverse) const {
     for_corners(count - lead_, [&](int x, int y) {
       const T *first = row(m, lead_ + x), *second = row(m, lead_ + y);
@@ -322,7 +323,7 @@ class System {
     graph_.team.sync();
   }
 
-  // Takes row j out of those behind it.
+  // Eliminates row j from those after it.
   FM_DEVICE void eliminate(T* m, int j, T pivot) const {
     for_corners(count - j - 1, [&](int x, int y) {
       T* own = row(m, j + 1 + x);

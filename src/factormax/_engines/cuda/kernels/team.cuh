@@ -122,8 +122,8 @@ struct Team {
     }
   }
 
-  // Sums 40 values at once, into shared memory: halves of the values travel against each other,
-  // which takes 42 exchanges instead of 200.
+  // Sums 40 values at once, into shared memory: lanes swap halves of their values, which takes 42
+  // exchanges instead of 200.
   template <class V>
   FM_DEVICE void sum_all(V (&values)[kMostSums], V* out) const {
     if constexpr (SIZE == 1) {
@@ -151,8 +151,8 @@ struct Team {
     }
   }
 
-  // The place, from `base` on, of each member whose flag is set, in the order of ranks; `base`
-  // moves behind the last.
+  // Numbers the members whose flag is set, from `base` on, in the order of ranks; `base` moves past
+  // the last.
   FM_DEVICE int number(bool flag, int& base) const {
     if constexpr (SIZE == 1) {
       const int place = base;

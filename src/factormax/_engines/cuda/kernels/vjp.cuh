@@ -47,7 +47,7 @@ class Vjp {
 
  private:
   static constexpr T kGoal = Constants<T>::kDouble ? T(1e-12) : T(1e-5);
-  static constexpr int kRefinements = 4;  // the ridge of the factors loses digits
+  static constexpr int kRefinements = 4;  // to make up for the digits that the ridge costs
 
   struct Slopes {
     T first, second;
@@ -182,7 +182,7 @@ class Vjp {
         [&](int r, T product) { rhs_[r] = diagonal_[r] > 0 ? product * scale_[r] : T(0); });
   }
 
-  // v() becomes J A^T t. Returns the largest of the residual.
+  // v() becomes J A^T t. Returns the largest residual.
   FM_DEVICE T solve(System<V>& system) const {
     T size = 0;
     graph_.for_rows([&](int r) { size = most(size, magnitude(rhs_[r])); });
