@@ -1,4 +1,4 @@
-// Arrays of NumPy, and the checks of their shapes.
+// NumPy arrays, and checks of their shapes.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -12,14 +12,14 @@
 
 namespace factormax::python {
 
-// What Python functions raise, kept until the solve has ended. All of it under the GIL.
+// What Python functions raise, kept until the solve has ended. All of this needs the GIL.
 struct PythonOracle {
   nb::object function;
   nb::object* raised = nullptr;  // shared by all: the first exception
 };
 
 // What was raised, with its traceback. Before Python 3.12 that may still be a class and its
-// argument apart, which older nanobind hands on as they are.
+// argument, which older nanobind passes on separately.
 inline nb::object exception_of(nb::python_error& error) {
 #if PY_VERSION_HEX < 0x030C0000
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
@@ -76,7 +76,7 @@ inline int call_python(const double* eta_u, std::int64_t d, const double* eta_v,
   return -1;
 }
 
-// One entry a structured factor: None, a Python function, or (address, data) of a C function.
+// One entry per structured factor: None, a Python function, or (address, data) of a C function.
 class Callbacks {
  public:
   Callbacks(const nb::object& given, int count) : faults_(static_cast<std::size_t>(count)) {

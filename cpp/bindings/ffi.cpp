@@ -31,12 +31,11 @@ namespace xffi = xla::ffi;
 namespace {
 
 // ---- Graphs that are solved without Python
-// -------------------------------------------------------
 
 constexpr std::size_t kMostPlans = 256;
 std::shared_mutex plans_mutex;
 std::unordered_map<std::string, std::shared_ptr<const NativePlan>> plans;
-PyObject* python = nullptr;  // what is called for all others; lives as long as the interpreter
+PyObject* python = nullptr;  // called for all others; lives as long as the interpreter
 
 std::shared_ptr<const NativePlan> find_plan(const std::string& text) {
   const std::shared_lock lock(plans_mutex);
@@ -46,14 +45,14 @@ std::shared_ptr<const NativePlan> find_plan(const std::string& text) {
 
 void keep_plan(const std::string& text, const NativePlan& plan) {
   const std::unique_lock lock(plans_mutex);
-  if (plans.size() >= kMostPlans) plans.clear();  // those that are in use come again
+  if (plans.size() >= kMostPlans) plans.clear();  // those in use come back
   plans[text] = std::make_shared<const NativePlan>(plan);
 }
 
 bool poll() {
   const bool stop = poll_signals();
   if (stop && !ending.excludes_me()) {
-    // Nothing can be raised from here: once more, for Python to see when the call returns.
+    // Nothing can be raised from here: interrupts again, for Python to see when the call returns.
     const GilAcquired gil;
     PyErr_Clear();
     PyErr_SetInterrupt();
@@ -62,7 +61,6 @@ bool poll() {
 }
 
 // ---- All others
-// ----------------------------------------------------------------------------------
 
 nb::dlpack::dtype dtype_of(xffi::DataType type) {
   switch (type) {
@@ -89,7 +87,7 @@ FlatArray array_of(const xffi::AnyBuffer& buffer) {
 }
 
 nb::list seen_by_python(const std::vector<FlatArray>& arrays) {
-  static double nothing = 0;  // where an array without numbers lies
+  static double nothing = 0;  // the address of an array without numbers
   nb::list found;
   for (const FlatArray& a : arrays) {
     const nb::ndarray<nb::numpy> view(a.data == nullptr ? &nothing : a.data, a.shape.size(),
@@ -142,7 +140,7 @@ nb::capsule capsule_of(Function* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-// A handler that runs a function of this name.
+// A handler that runs the function of this name.
 #define FACTORMAX_HANDLER(name, natively)                                              \
   XLA_FFI_DEFINE_HANDLER(                                                              \
       name,                                                                            \

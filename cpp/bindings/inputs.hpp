@@ -34,7 +34,7 @@ Numbers look_at(const T* values, std::size_t count, const std::uint8_t* mask) {
 }
 
 // The numbers of a batch of instances of a model. The arrays are kept alive, and never written to;
-// the rows are worked out once, for the solve and for its derivative.
+// the rows are computed once, for the solve and for its derivative.
 class Inputs {
  public:
   template <class T>
@@ -71,7 +71,7 @@ class Inputs {
   Numbers scores() const { return scores_; }
   Numbers factor_scores() const { return factor_scores_; }
 
-  // Which variables are there: neither masked nor of a score of -inf. None if all are.
+  // Which variables are present: neither masked nor with a score of -inf. None if all are.
   nb::object mask(nb::handle self) const {
     if (here_.empty()) return nb::none();
     return nb::cast(NumpyMatrix<const bool>(reinterpret_cast<const bool*>(here_.data()),
@@ -119,7 +119,7 @@ class Inputs {
     combine_mask(p.eta_u, eta_u);
     if (!here_.empty()) p.mask = {here_.data(), static_cast<std::int64_t>(n)};
     write_rows(typed);
-    // Of structured factors.
+    // Parameters of structured factors.
     const std::size_t factors = static_cast<std::size_t>(model_->num_structured());
     const std::size_t lead = per_instance_ ? batch_ : 1;
     oracle_params_.resize(lead * factors);
@@ -187,8 +187,8 @@ class Inputs {
   std::vector<double> scalars_, oracle_params_;
   std::vector<Param> params_;
   std::size_t batch_ = 0;
-  bool per_instance_ = false;       // whether a parameter is
-  std::vector<std::uint8_t> here_;  // (B, n), or empty if all are
+  bool per_instance_ = false;       // whether any parameter is per instance
+  std::vector<std::uint8_t> here_;  // (B, n) variables that are present, or empty if all are
   Numbers scores_ = Numbers::finite, factor_scores_ = Numbers::finite;
   std::variant<std::monostate, Typed<double>, Typed<float>> numbers_;
 };

@@ -16,11 +16,11 @@
 
 namespace factormax::python {
 
-// When the interpreter ends, daemon threads may still be inside a solve. Up to Python 3.13 a thread
-// that asks a finalising interpreter for the GIL is ended by pthread_exit, which unwinds the stack
-// of C++ like an exception that no function may stop: the process aborts. From 3.14 on it hangs.
-// Here it hangs in all versions. All that touches Python from within a solve goes through this
-// part.
+// When the interpreter ends, daemon threads may still be inside a solve. Up to Python 3.13, a
+// thread that asks a finalising interpreter for the GIL is ended by pthread_exit, which unwinds the
+// C++ stack like an exception that no function may stop: the process aborts. From 3.14 on, the
+// thread hangs. Here it hangs in all versions. Everything that touches Python from within a solve
+// goes through this file.
 struct Ending {
   std::atomic<bool> begun{false};
   std::thread::id thread;  // the one that ends the interpreter: it alone still has the GIL
@@ -44,7 +44,7 @@ inline void begin_ending() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
-// Calls a function of Python's that may end the calling thread.
+// Calls a Python function that may end the calling thread.
 template <class Function>
 auto survive(Function function) {
 #if defined(__GLIBCXX__)
@@ -86,8 +86,8 @@ void without_gil(Function function) {
   if (error) std::rethrow_exception(error);
 }
 
-// Asks Python for a pending Ctrl-C a few times a second. A thread that could no longer hand its
-// answer over stops.
+// Asks Python about a pending Ctrl-C a few times a second. A thread that can no longer hand over
+// its answer stops.
 inline bool poll_signals() {
   using clock = std::chrono::steady_clock;
   thread_local clock::time_point last = clock::now();

@@ -145,7 +145,7 @@ bool NativePlan::solve(const FlatCall& call, Control& control) const {
          {primal[i], other[i], double(passes[i]), double(status[i]), double(calls[i])}) {
       *report++ = T(number);
     }
-    // An infeasible instance has its certificate there, of which JAX makes no use.
+    // An infeasible instance has its certificate there, which JAX does not use.
     const bool proved = status[i] == static_cast<std::int32_t>(Status::infeasible);
     if (proved) std::fill_n(outputs.tau.at(std::int64_t(i)), dual, T(0));
   }
@@ -212,7 +212,7 @@ bool NativePlan::apply_jacobian(const FlatCall& call, Control& control) const {
 
 namespace {
 
-// False if one of them is no array without gaps, or may not be written to.
+// False if one of them has gaps, or may not be written to.
 template <class Kind>
 bool take_arrays(nb::list arrays, std::vector<FlatArray>& found) {
   found.reserve(arrays.size());
@@ -228,7 +228,7 @@ bool take_arrays(nb::list arrays, std::vector<FlatArray>& found) {
 
 using Function = bool (NativePlan::*)(const FlatCall&, Control&) const;
 
-// A function of the plan, on arrays of NumPy, which the caller keeps.
+// A function of the plan, on NumPy arrays, which the caller keeps alive.
 auto called(Function function) {
   return [function](const NativePlan& plan, nb::list given, nb::list wanted) {
     FlatCall call;

@@ -1,4 +1,4 @@
-// A graph of rows and pairs that is solved from flat arrays, with nothing of Python in between.
+// A graph of rows and pairs that is solved from flat arrays, without Python in between.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -36,15 +36,15 @@ struct FlatCall {
   std::vector<FlatArray> given, wanted;
 };
 
-// A graph and how to solve it; all that does not depend on the scores is worked out once.
+// A graph and how to solve it; all that does not depend on the scores is computed once.
 class NativePlan {
  public:
   // Parameters are floats, or matrices of one row. masked: whether the third array is a mask.
   NativePlan(std::shared_ptr<const Model> model, const Settings& settings,
              const std::vector<nanobind::object>& params, bool masked);
 
-  // Both answer like functions of their name in factormax._fronts.jax.host. False: nothing was
-  // written, for Python knows what to do with arrays like these.
+  // Both answer like the functions of the same name in factormax._fronts.jax.host. False: nothing
+  // was written, and Python must deal with arrays like these.
   bool solve(const FlatCall& call, Control& control) const;
   bool apply_jacobian(const FlatCall& call, Control& control) const;
 

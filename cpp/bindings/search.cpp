@@ -70,7 +70,7 @@ best_structures(OracleKind which, Vector<const std::int32_t> shape, Matrix<const
   return {as_array(std::move(on)), as_array(std::move(features)), as_array(std::move(found))};
 }
 
-// A local search with its model, which is copied nowhere: the arrays are kept alive.
+// A local search with its model, which is not copied: the arrays are kept alive.
 class Search {
  public:
   Search(Vector<const std::int32_t> state_ptr, Vector<const double> score,

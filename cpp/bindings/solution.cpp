@@ -11,7 +11,7 @@ using namespace nb::literals;
 
 namespace {
 
-// A field of the structures: seen as a view, set from an array.
+// A field of the structures: read as a view, set from an array.
 template <class U>
 auto list_getter(std::vector<U> FoundStructures::* field) {
   return [field](nb::handle self) {

@@ -13,7 +13,7 @@
 
 namespace factormax::python {
 
-// The answers of a batch; it owns them.
+// The answers of a batch, which it owns.
 class Solution {
  public:
   template <class T>
@@ -41,7 +41,7 @@ class Solution {
     }
   }
 
-  // One with room for the answers to these inputs.
+  // A solution with room for the answers to these inputs.
   explicit Solution(const Inputs& inputs)
       : Solution(inputs.batch(), static_cast<std::size_t>(inputs.model().num_vars()),
                  static_cast<std::size_t>(inputs.model().num_scores()),

@@ -31,7 +31,7 @@ int main() {
   print("Matching:", solution.values);
 
   std::vector<double> weights(u.size);
-  weights[0] = 1;  // of the first person and the first task
+  weights[0] = 1;  // the first person and the first task
   print("Gradient of its first entry:", solution.vjp(weights).scores);
 
   const auto best = fg.solve({}, factormax::Method::proximal);
