@@ -34,8 +34,8 @@ inline void check_near(long double actual, long double expected, long double tol
   fail(file, line, text + std::string(values));
 }
 
-// How many of a test's random cases to take. Sanitizers take their time and look at memory, not at
-// numbers: they see a quarter of what the build without them does.
+// How many of a test's random cases to run. Sanitizers are slow, and look at memory, not at
+// numbers: they run a quarter of what the build without them does.
 inline int times(int count) {
 #ifdef FACTORMAX_SANITIZED
   return (count + 3) / 4;

@@ -16,8 +16,8 @@ struct Literal {
   bool negated = false;
 };
 
-// The index arrays of a graph. With an instance dimension in front of coef, rhs, mask, eta_u or
-// eta_v, that array is one for each instance; without, all instances share it.
+// The index arrays of a graph. Where coef, rhs, mask, eta_u or eta_v has an instance dimension in
+// front, there is one array per instance; without, all instances share it.
 template <class T>
 struct Graph {
   int n = 0;
@@ -41,7 +41,7 @@ struct Graph {
   int num_blocks() const { return static_cast<int>(block_kind.size()); }
   int num_dual() const { return num_rows() + num_pairs(); }
 
-  // From now on it is solved component by component.
+  // From now on the graph is solved component by component.
   void split() { components = Components::of(problem()); }
 
   // sum_k weight_k l_k (= or <=) bound

@@ -1,4 +1,4 @@
-// Whether a solution is one: its optimality conditions, from the graph as it was given.
+// Whether a solution is one: its optimality conditions, computed from the graph as given.
 #pragma once
 
 #include "factormax/vector_ops.hpp"
@@ -12,7 +12,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // A row  a . mu <= b  whose multiplier is in [lo, hi].
 struct Row {
-  int index;  // among rows and pairs
+  int index;  // number among rows and pairs
   std::vector<int> var;
   std::vector<double> coef;
   double b, lo, hi;
@@ -148,7 +148,7 @@ void check_variables(const Plain& p, Answer<T>& at) {
   }
 }
 
-// Rows hold, multipliers keep their bounds, and one of both is tight.
+// Rows hold, multipliers stay within their bounds, and one of the two is tight.
 template <class T>
 void check_rows(const Plain& p, int dual, const Answer<T>& at) {
   const T *mu = at.mu, *tau = at.tau;
@@ -162,7 +162,7 @@ void check_rows(const Plain& p, int dual, const Answer<T>& at) {
       squares += row.coef[k] * row.coef[k];
       most += std::max(row.coef[k], 0.0);
     }
-    // What holds whatever the variables is absent from the answer.
+    // A row that holds whatever the variables are is absent from the answer.
     if (squares == 0 || (row.lo == 0 && row.hi == kInf && most <= row.b)) continue;
     seen[row.index] = true;
     const double norm = std::sqrt(squares), t = tau[row.index];
@@ -225,8 +225,8 @@ void check_optimal(Graph<T>& graph, const Solution<T>& out, int i, double tol) {
   check_pairs(graph, p, i, at);
 }
 
-// No other instance's solution, feasible all the same, is better: what makes this independent of
-// multipliers. For instances that share their rows, and miss no variable.
+// No other instance's solution, which is feasible here too, is better: a check that does not depend
+// on multipliers. For instances that share their rows, and miss no variable.
 template <class T>
 void check_best(Graph<T>& graph, const Solution<T>& out, double tol) {
   for (int i = 0; i < out.batch; ++i) {

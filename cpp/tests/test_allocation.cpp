@@ -88,7 +88,7 @@ long count(Graph<T>& graph, int batch, Method method) {
   return allocations - before;
 }
 
-// The same twice in one graph, side by side: components.
+// The same graph twice in one, side by side: components.
 template <class T>
 Graph<T> twice(const Graph<T>& once, int batch) {
   Graph<T> graph = once;
@@ -194,7 +194,7 @@ void test_fresh_memory(Method method) {
   set_num_threads(0);
 }
 
-// Memory that can't be had is told, not thrown.
+// A lack of memory is reported, not thrown.
 void test_workspace() {
   test::current_case = "workspace";
   Workspace counter, memory(1000);

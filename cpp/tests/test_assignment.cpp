@@ -1,4 +1,5 @@
-// The assignment oracle: against all injections for a few rows, and by prices that prove it beyond.
+// The assignment oracle: against all injections for a few rows, and by prices that prove the answer
+// for more.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -76,8 +77,8 @@ long double tolerance(const Scores<T>& s) {
   return 32 * std::numeric_limits<double>::epsilon() * s.scale() * s.rows;
 }
 
-// Optimal, if there are prices p >= 0, 0 for free columns, such that each row has its best column:
-// p_j >= score(i, j) - score(i, own) + p_own. The least such prices, from 0 upwards.
+// Optimal if there are prices p >= 0, 0 for free columns, such that each row has its best column:
+// p_j >= score(i, j) - score(i, own) + p_own. Finds the least such prices, from 0 upwards.
 template <class T>
 bool is_optimal(const Scores<T>& s, const std::vector<int>& column) {
   const long double tol = tolerance(s);
@@ -142,7 +143,7 @@ void test_shape(Random& random, int rows, int cols, int repeats, bool brute) {
   CHECK(a.oracle.slots() == rows && a.oracle.feature_slots() == 0);
   for (int repeat = 0; repeat < factormax::test::times(repeats); ++repeat) {
     const double forbidden = repeat % 4 * 0.25, absent = repeat % 3 == 0 ? 0.3 : 0;
-    const double closed = repeat % 5 == 0 ? 0.3 : 0;  // columns
+    const double closed = repeat % 5 == 0 ? 0.3 : 0;  // share of columns
     std::vector<int> gone(rows * cols);
     std::vector<double> base(rows * cols), shut(cols);
     for (double& x : base) x = random.normal();

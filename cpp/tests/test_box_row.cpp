@@ -28,7 +28,7 @@ struct Row {
     return sum;
   }
 
-  // Where the decreasing g crosses 0 in [lo, hi]; at the bound nearest to that, if it does not.
+  // Where the decreasing g crosses 0 in [lo, hi], or the nearest bound if it does not.
   struct Bracket {
     long double left, right;
   };
@@ -53,7 +53,7 @@ struct Row {
     return {left, right};
   }
 
-  // How large g can be at the representable t next to the root, and how wrong its sum.
+  // How large g can be at the representable t next to the root, and how inexact its sum is.
   long double rounding(T t) const {
     const long double eps = std::numeric_limits<T>::epsilon();
     long double terms = std::fabs(b) + 1, moving = 0;
@@ -175,7 +175,7 @@ void test_band() {
   CHECK_NEAR(solve(T(2.5), T(3)), -1.5, 8 * eps);  // 1, 1, 0.5
 }
 
-// An empty feasible set must end, anywhere.
+// With an empty feasible set it must still end, anywhere.
 template <class T>
 void test_no_root() {
   factormax::test::current_case = "no root";

@@ -1,5 +1,5 @@
 // The builder: against graphs compiled by hand, derivatives against finite differences, what it
-// refuses, and that solutions outlive changes of the graph.
+// refuses, and that solutions survive changes of the graph.
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -256,7 +256,7 @@ void test_statuses() {
   const auto none = fg.solve();
   CHECK(none.status() == Status::infeasible && std::isnan(none.values[0]));
   check_same(none.vjp({1, 1, 1}).scores, {0, 0, 0}, 0);
-  // Solutions keep the graph that they are of.
+  // Solutions keep the graph that they came from.
   check_same(feasible.vjp({0, 0, 1}).scores, {0, 0, 1}, 1e-9);
 }
 

@@ -9,11 +9,11 @@ using namespace factormax;
 using test::Graph;
 using test::Solution;
 
-// Several graphs in one, their variables, factors and pairs in turns.
+// Several graphs in one, with their variables, factors and pairs interleaved.
 template <class T>
 struct Together {
   Graph<T> graph{0};
-  std::vector<std::vector<int>> vars, dual, scores;  // of each part, in the whole
+  std::vector<std::vector<int>> vars, dual, scores;  // of each part, numbered in the whole
 
   Together(const std::vector<Graph<T>>& parts, int batch) {
     vars.resize(parts.size());
@@ -111,7 +111,7 @@ std::vector<Graph<T>> some_parts(int batch, double scale) {
   parts.push_back(test::matching<T>(4, 4, RowKind::equality));
   parts.push_back(test::logic<T>(1, 12, 8));
   parts.push_back(test::random_pairs<T>(random, 9, 14));
-  parts.push_back(test::matching<T>(4, 4, RowKind::equality));  // as the first one
+  parts.push_back(test::matching<T>(4, 4, RowKind::equality));  // like the first one
   Graph<T> loose(3);                                            // variables without a factor
   parts.push_back(loose);
   Graph<T> row(6);
@@ -153,7 +153,7 @@ void test_alone(Method method, double scale, int threads) {
   std::vector<double> objective(batch, 0);
   std::vector<int> passes(batch, 0);
   for (std::size_t k = 0; k < parts.size(); ++k) {
-    // All variables are there, but the whole has a mask: so have the parts.
+    // All variables are present, but the whole has a mask: so must the parts.
     parts[k].mask.assign(parts[k].eta_u.size(), 1);
     const Solution<T> alone = test::solve(parts[k], batch, method, options);
     const auto own = [&](const auto& list, const std::vector<int>& index) {
@@ -161,7 +161,8 @@ void test_alone(Method method, double scale, int threads) {
     };
     CHECK(same(own(ours.mu, whole.vars[k]), alone.mu));
     CHECK(same(own(ours.mu_v, whole.scores[k]), alone.mu_v));
-    // Multipliers of linear programs are not unique: those of small rows depend on their company.
+    // Multipliers of linear programs are not unique: those of small rows depend on what they are
+    // solved with.
     const bool in_company = linear && k + 1 == parts.size();
     CHECK(in_company || same(own(ours.tau, whole.dual[k]), alone.tau));
     CHECK(same(own(ours.var_side, whole.vars[k]), alone.var_side));
@@ -187,7 +188,7 @@ void test_alone(Method method, double scale, int threads) {
   set_num_threads(0);
 }
 
-// One part that can't hold: nothing is left of its instance but the proof, in its own rows.
+// If one part can't hold, nothing is left of its instance but the proof, in its own rows.
 void test_infeasible() {
   test::current_case = "infeasible";
   const int batch = 2;

@@ -152,7 +152,7 @@ void check_model(Random& random, const Drawn& drawn, int& optima, int& models) {
   CHECK(search.run(again.data(), movable.data(), 100000, 1) == found);
   CHECK(again == x);
 
-  // What does not move stays, and no work still gives an answer if there is one to begin with.
+  // What does not move stays, and without work there is still an answer if it begins with one.
   std::vector<std::uint8_t> some = movable;
   for (auto& bit : some) bit = random.flip();
   again = start;

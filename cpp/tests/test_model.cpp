@@ -166,7 +166,7 @@ void test_parameters() {
   CHECK(model->has_coef_params() && model->has_row_params());
   CHECK(model->col() == (I32{0, 1, 2, 2, 0, 1, 3, 4, 5, 5, 3, 4}));
   CHECK(model->row_kind() == (std::vector<std::int8_t>{1, 2, 1, 1, 2, 1}));
-  // Two instances: the coefficients are of each, the bound is one number for all.
+  // Two instances: each has its own coefficients, the bound is one number for all.
   const Numbers loads{1, 2, 4, 3, 0, 1, 0, 0, 0, -1, 5, 2}, limit{7};
   const std::vector<Param> params{{loads.data(), 6, 1}, {limit.data(), 0, 0}};
   // A row with such coefficients is divided by the largest: 1, 2, 8; 3, 0, 2; 1, 5, 4.
@@ -438,10 +438,10 @@ void test_refused_rules() {
   check([](Rule& rule) { rule.rows[1].literals = rule.rows[0].literals = {1, 1}; });
   check([](Rule& rule) { rule.rows[1].literals[0] = 2; });
   check([](Rule& rule) { rule.rows[1].literals[0] = -1; });
-  check([](Rule& rule) { rule.rows[0].coef_param = 1; });  // which is of each factor
+  check([](Rule& rule) { rule.rows[0].coef_param = 1; });  // parameter 1 is per factor
   check([](Rule& rule) { rule.rows[0].coef_param = 3; });
   check([](Rule& rule) { rule.rows[0].coef_param = -2; });
-  check([](Rule& rule) { rule.rows[0].bound_param = 0; });  // which is of each literal
+  check([](Rule& rule) { rule.rows[0].bound_param = 0; });  // parameter 0 is per literal
   check([](Rule& rule) { rule.rows[0].bound_param = 3; });
 }
 

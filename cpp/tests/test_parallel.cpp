@@ -44,8 +44,8 @@ void test_each_index_once() {
   CHECK(each_once(visits(500)));
 }
 
-// A worker belongs to one thread, only one of them is the caller's, and there are not more of them
-// than threads were asked for.
+// A worker belongs to one thread, only one of them is the caller's, and there are no more of them
+// than the threads asked for.
 void test_workers() {
   test::current_case = "workers";
   set_num_threads(4);
@@ -88,7 +88,7 @@ void test_many_callers() {
   set_num_threads(0);
 }
 
-// From inside a worker: each of the inner loops is whole.
+// From inside a worker: each inner loop is complete.
 void test_nested() {
   test::current_case = "nested";
   set_num_threads(3);
@@ -101,7 +101,7 @@ void test_nested() {
   set_num_threads(0);
 }
 
-// While the caller waits for a helper, it is given the chance to look around.
+// While the caller waits for a helper, `idle` is called.
 void test_idle() {
   test::current_case = "idle";
   set_num_threads(2);
@@ -165,7 +165,7 @@ bool poll() {
   return ++polls > polls_allowed;
 }
 
-// ADMM takes for ever, with steps far too short; the compact dual is stopped between instances.
+// With steps far too short, ADMM takes for ever; the compact dual is stopped between instances.
 void test_stop(Method method, int threads) {
   test::current_case = "stop, " + std::to_string(threads) + " threads";
   set_num_threads(threads);
@@ -202,7 +202,7 @@ void test_stop(Method method, int threads) {
   set_num_threads(0);
 }
 
-// Told to stop before it began, a batch writes nothing; nor does its gradient.
+// If told to stop before it begins, a batch writes nothing; nor does its gradient.
 void test_stopped_before() {
   test::current_case = "stopped before";
   test::Graph<double> graph = test::matching<double>(3, 3, RowKind::equality);

@@ -43,7 +43,7 @@ Case draw(Random& random, int length, int states, double scale, bool tied) {
     const int padding = random.integer(0, states - 1);  // a state that no step has
     for (int t = 0; padding > 0 && t < steps; ++t) c.x[t * states + padding] = -inf;
   }
-  if (random.integer(0, 2) == 0) {  // transitions are always left from a state to itself
+  if (random.integer(0, 2) == 0) {  // a state can always be followed by itself
     for (int t = 1; t < length; ++t) {
       const int i = random.integer(0, states - 1), j = random.integer(0, states - 1);
       if (i != j) c.eta_v[c.shape.transition_at(t, i) + j] = -inf;
@@ -76,7 +76,7 @@ struct Solvers {
   }
 };
 
-// W^1/2 J W^1/2 is a projector, the one of the paths' face. v: the marginals.
+// W^1/2 J W^1/2 is a projector, that onto the paths' face. v: the marginals.
 void check_derivative(Random& random, const Case& c, std::vector<double>& v, Solvers& s) {
   const int n = c.vars();
   const double inf = std::numeric_limits<double>::infinity();
@@ -96,7 +96,7 @@ void check_derivative(Random& random, const Case& c, std::vector<double>& v, Sol
   for (int k = 0; k < n; ++k) CHECK_NEAR(second[k], first[k], 1e-10);
 }
 
-// The derivative is symmetric with the flows, too, and the same from the flags.
+// The derivative is symmetric with the flows, too, and is the same from the flags.
 void check_flows(Random& random, const Case& c, Solvers& s) {
   const int n = c.vars();
   const double inf = std::numeric_limits<double>::infinity();

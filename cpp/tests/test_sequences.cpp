@@ -29,7 +29,7 @@ struct Structure {
   long double value = 0;
 };
 
-// Runs the oracle twice, in its own workspace: the second answer must be the first.
+// Runs the oracle twice, in its own workspace: the second answer must equal the first.
 template <class T, class Oracle>
 Structure<T> best_of(Oracle& oracle, const std::vector<T>& eta_u, const std::vector<T>& eta_v) {
   Structure<T> out, again;
@@ -140,7 +140,7 @@ void check_sequence(Random& random, const Shape& shape, int present, int kind, d
   const std::vector<T> eta_v =
       scores<T>(random, kind, shape.final_at() + shape.has_final * shape.states, forbidden);
   for (int t = 0; t < shape.length; ++t) {
-    if (t < present) {  // one state at least
+    if (t < present) {  // at least one state
       T& one = eta_u[t * shape.states + random.integer(0, shape.states - 1)];
       if (std::isinf(one)) one = static_cast<T>(draw(random, kind));
     } else {

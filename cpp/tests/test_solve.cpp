@@ -93,7 +93,7 @@ void test_pairs(std::uint64_t seed) {
   }
 }
 
-// Many pairs and constraints that leave little room: where multipliers run away, if they can.
+// Many pairs and constraints that leave little room: multipliers run away here, if anywhere.
 template <class T>
 void test_frustrated(std::uint64_t seed) {
   for (int repeat = 0; repeat < times(40); ++repeat) {
@@ -154,7 +154,7 @@ void test_isolated(std::uint64_t seed) {
   }
 }
 
-// Scores so large that only the resolution of the scores is left.
+// Scores so large that their own resolution is all that is left.
 template <class T>
 void test_large_scores(std::uint64_t seed) {
   Random random(seed);
@@ -190,7 +190,7 @@ void test_small_graphs() {
   }
 }
 
-// The compact dual and ADMM have nothing in common but the local solutions.
+// The compact dual and ADMM share nothing but the local solutions.
 template <class T>
 void test_methods_agree(std::uint64_t seed) {
   Random random(seed);
@@ -282,7 +282,7 @@ void test_masks(std::uint64_t seed) {
   }
 }
 
-// Rows that are there only to keep their numbers.
+// Rows that are there only so that others keep their numbers.
 template <class T>
 void test_absent_rows(std::uint64_t seed) {
   Random random(seed);
@@ -433,7 +433,7 @@ Graph<T> mixed_batch(std::uint64_t seed, int batch) {
   return stack(each);
 }
 
-// However many threads, whatever was in the buffers: bit for bit the same.
+// Whatever the number of threads and the content of the buffers: bit for bit the same.
 template <class T>
 void test_reproducible(std::uint64_t seed) {
   const int batch = times(60);
@@ -564,7 +564,7 @@ void test_differences(std::uint64_t seed) {
       };
       const Solution<double> here = shifted(0), up = shifted(h), down = shifted(-h);
       CHECK(here.status_of(0) == Status::converged);
-      // The derivative exists where the same are clipped on both sides.
+      // The derivative exists where the same variables are clipped on both sides.
       if (up.var_side != down.var_side || up.row_side != down.row_side ||
           here.var_side != up.var_side || here.row_side != up.row_side) {
         continue;

@@ -101,7 +101,7 @@ double best_score(const Problem<T>& p, int f, std::vector<double> scores, const 
   return sum;
 }
 
-// mu is the sum of the structures, and no structure has a better reduced score.
+// mu is the mean of the structures, and no structure has a better reduced score.
 template <class T>
 void check_hubs(const Problem<T>& p, const Answer<T>& a, int batch, double tol) {
   const std::vector<StructureSizes> sizes = structure_sizes(p);
@@ -295,7 +295,7 @@ Model<T> tree_and_matching(int n) {
   return model;
 }
 
-// By rows: the same marginals, in no need of an oracle.
+// By rows: the same marginals, without an oracle.
 template <class T>
 void check_by_rows(const char* name, Model<T> model, Random& random, int batch) {
   const bool exact = std::numeric_limits<T>::digits > 24;

@@ -77,7 +77,7 @@ void check_table(Random& random, const std::vector<std::int32_t>& sizes, int kin
     if (random.uniform() < absent) {
       for (int k = 0; k < sizes[g]; ++k) eta_u[at + k] = -inf;
       whole = false;
-    } else {  // one state at least
+    } else {  // at least one state
       T& one = eta_u[at + random.integer(0, sizes[g] - 1)];
       if (std::isinf(one)) one = static_cast<T>(draw(random, kind));
     }

@@ -94,7 +94,6 @@ struct Sentence {
 };
 
 // ---- Slow algorithms
-// -----------------------------------------------------------------------------
 
 // Chu and Liu's algorithm as it is taught; the root is the last node. -inf if there is no tree.
 long double slow_arborescence(const std::vector<std::vector<long double>>& score) {
@@ -209,7 +208,6 @@ long double brute_best(const Sentence& s, const std::vector<Heads>& trees) {
 }
 
 // ---- The oracle against them
-// ---------------------------------------------------------------------
 
 // What `map` found, checked to be a tree of the present words; empty if it found none.
 template <class T, class Oracle>
@@ -273,7 +271,7 @@ std::vector<T> random_scores(Random& random, int n, Kind kind) {
   return eta;
 }
 
-// Forbidden arcs and absent words, the same in every instance they are put on.
+// Forbidden arcs and absent words, the same in every instance they are applied to.
 std::vector<int> random_pattern(Random& random, int n, double forbidden, double absent) {
   std::vector<int> gone(n * n);
   for (int m = 0; m < n; ++m) {
@@ -356,7 +354,7 @@ void test_by_hand() {
   CHECK(pair.oracle.map(cycle.data(), nullptr, on.data(), nullptr));
   CHECK(on[0] == 1 && on[1] == 3);
 
-  // Two roots are better, even by far, but one is allowed.
+  // Two roots are better, even by far, but only one is allowed.
   Allocated<Arborescence<T>> any({2, true});
   Allocated<ProjectiveTree<T>> projective({2, true});
   const std::vector<T> roots = {T(1e9), T(-1e9), 0, T(1e9)};
@@ -366,7 +364,7 @@ void test_by_hand() {
   CHECK(projective.oracle.map(roots.data(), nullptr, on.data(), nullptr));
   CHECK(on[0] == 0 && on[1] == 2);
 
-  // Word 1 is absent, so that 2's only head is.
+  // Word 1 is absent, and so is the only head of word 2.
   Allocated<Arborescence<T>> three({3, false});
   Allocated<ProjectiveTree<T>> three_projective({3, false});
   std::vector<T> orphan = {0, -inf, -inf, -inf, -inf, -inf, -inf, 1, -inf};

@@ -46,7 +46,7 @@ void check_words() {
   CHECK(present.count == n - 1 && words[3] == 4 && present.every_arc && present.every_root);
 }
 
-// A row with one column that is allowed to it has no second best to raise the price by.
+// A row with only one allowed column has no second best to raise the price by.
 template <class T>
 void check_assignment() {
   const T inf = std::numeric_limits<T>::infinity();

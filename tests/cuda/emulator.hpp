@@ -42,14 +42,14 @@ enum class Order { kForward, kReverse, kShuffled };
 enum class State { kReady, kWaiting, kEnded };
 enum class Kind { kBarrier, kVote, kShuffle };
 
-// A call of a collective function: all members have to wait in one that is equal.
+// A call of a collective function: all members have to wait in equal calls.
 struct Call {
   Kind kind;
   const char* name;
   const char* file;
   int line;
-  unsigned lanes;  // that take part, one bit each; 0: the whole block
-  int bytes;       // of the value that is exchanged
+  unsigned lanes;  // lanes that take part, one bit each; 0: the whole block
+  int bytes;       // size of the value that is exchanged
 
   bool operator==(const Call& other) const {
     return line == other.line && lanes == other.lanes && bytes == other.bytes &&
@@ -90,8 +90,8 @@ class Stacks {
   char* memory_;
 };
 
-// Everything is static, and there is one translation unit per library: nothing is shared between
-// the libraries of two kernels. One launch at a time: the caller sees to that.
+// Everything is static, and there is one translation unit per library: the libraries of two kernels
+// share nothing. The caller must make one launch at a time.
 static jmp_buf home;
 static Thread threads[kMostThreads];
 static int size, me, ended;
@@ -182,7 +182,7 @@ static void begin() {
 
 // ---- Collective functions -----------------------------------------------------------------------
 
-// Where everyone is, when they do not meet.
+// Where all threads are, when they do not meet.
 static std::string whereabouts() {
   std::string text = "block " + std::to_string(blockIdx.x) + ": the threads do not meet. ";
   for (int t = 0; t < size; ++t) {
@@ -396,7 +396,7 @@ int launch(void (*kernel)(Args), const Launch& launch) {
 #define __launch_bounds__(...)
 #define FACTORMAX_SHARED(name) char* const name = emulator::shared_memory
 
-// Where a call stands: a default argument is evaluated there.
+// Where a call is made: a default argument is evaluated there.
 #define EMULATOR_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(EMULATOR_HERE) {
@@ -427,7 +427,7 @@ inline int __any_sync(unsigned mask, int on, EMULATOR_HERE) {
 inline int __all_sync(unsigned mask, int on, EMULATOR_HERE) {
   return emulator::meet({emulator::Kind::kVote, "__all_sync", file, line, mask, 4}, on == 0) == 0;
 }
-// `width` lanes make up a group of their own; up and down end at its borders.
+// `width` lanes form a group of their own; up and down end at its borders.
 template <class V>
 V __shfl_sync(unsigned mask, V value, int source, int width = 32, EMULATOR_HERE) {
   const int lane = emulator::me % emulator::kWarp;
@@ -453,7 +453,7 @@ V __shfl_down_sync(unsigned mask, V value, unsigned distance, int width = 32, EM
   return emulator::shuffle("__shfl_down_sync", mask, value, inside ? from : lane, file, line);
 }
 
-// No others run in between.
+// Nothing else runs in between.
 template <class V>
 V atomicAdd(V* at, V value) {
   static_assert(std::is_integral_v<V>, "Sums of reals would depend on the order of threads.");
@@ -496,12 +496,12 @@ inline unsigned __float_as_uint(float value) { return emulator::bits_as<unsigned
 inline double __longlong_as_double(long long bits) { return emulator::bits_as<double>(bits); }
 inline long long __double_as_longlong(double value) { return emulator::bits_as<long long>(value); }
 
-// NVRTC has no headers of C, so that kernels must do without these.
+// NVRTC has no C headers, so kernels must do without these.
 #undef INFINITY
 #undef NAN
 #undef HUGE_VAL
 
-// CUDA's mathematics is overloaded in the global namespace.
+// CUDA's mathematical functions are overloaded in the global namespace.
 using std::abs;
 using std::ceil;
 using std::copysign;

@@ -50,9 +50,9 @@ class Function:
 
     Args:
         library: what `build` made.
-        name: of the kernel.
+        name: the name of the kernel.
         order: which of the threads that can run is next: the first, the last, or any.
-        seed: of the shuffled order.
+        seed: the seed of the shuffled order.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, order: Order, seed: int) -> None:

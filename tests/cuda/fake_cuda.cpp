@@ -17,7 +17,7 @@ struct Fake {
   int nvrtc_major = 12;
   int compiled = 0;     // programs
   int allowed = 0;      // bytes of shared memory that were asked for
-  int allowances = 0;   // how often
+  int allowances = 0;   // how often it was asked for
   int launches = 0;     //
   int launch_code = 0;  // what a launch answers
   int grid = 0, block = 0, shared = 0;
@@ -31,7 +31,6 @@ static thread_local std::vector<int64_t> contexts;
 EXPORT int64_t fake_context() { return contexts.empty() ? 0 : contexts.back(); }
 
 // ---- Driver
-// --------------------------------------------------------------------------------------
 
 EXPORT int cuInit(unsigned) { return fake.init_code; }
 EXPORT int cuDriverGetVersion(int* version) {
@@ -131,7 +130,6 @@ EXPORT int cuStreamSynchronize(int64_t stream) {
 }
 
 // ---- NVRTC
-// ---------------------------------------------------------------------------------------
 
 struct Program {
   std::string text, log;

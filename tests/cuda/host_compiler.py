@@ -28,7 +28,7 @@ def build(
     Args:
         source: the text of the library.
         includes: the text of its headers, by name.
-        flags: for the compiler, beside the usual ones.
+        flags: for the compiler, besides the usual ones.
         first: the header that many sources include before all else, and that needs no other: it is
             compiled once for all of them. Compilers that can't use that read its text.
     """

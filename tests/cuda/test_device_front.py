@@ -184,7 +184,7 @@ def vmapped(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def jacobians(function: Callable[..., Any], *given: Any) -> Any:
-    """Of each instance, by many rows at once."""
+    """The Jacobian of each instance, many rows at once."""
     return torch.func.vmap(torch.func.jacrev(lambda *x: function(*x)[0]))(*given)
 
 
@@ -379,7 +379,7 @@ def test_the_structures_of_a_matching_come_from_the_host(device: str) -> None:
 
 
 def test_structures_are_those_of_the_solve(device: str) -> None:
-    """Whatever becomes of the scores before they are asked for."""
+    """Whatever becomes of the scores before the structures are asked for."""
     found = []
     for changed in (False, True):
         there = numbers()[0].to(device)
@@ -585,7 +585,7 @@ def test_a_training_step_can_be_captured() -> None:
 def test_a_layer_can_be_captured() -> None:
     layer = fm.nn.Matching(on_failure="ignore").cuda()
     scores = numbers(dtype=torch.float32)[0].cuda()
-    # Rows and columns: some have more of these, some more of those, for which a wiring is recorded.
+    # Some have more rows, some more columns: a wiring is recorded for both.
     lengths = (torch.tensor([3, 2, 3], device="cuda"), torch.tensor([2, 5, 4], device="cuda"))
     with torch.no_grad():
         wanted = layer(scores, lengths=lengths)

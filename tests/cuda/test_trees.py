@@ -103,7 +103,7 @@ def test_the_order_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_cuts_are_met_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of large sets, by all arcs within, were all but those of their words: 36 on average."""
+    """With all arcs within, rows of large sets nearly equal those of their words: 36 passes."""
     monkeypatch.setattr(Plan, "_team", lambda self, batch: 1)
     graph = budgets(np.random.default_rng(2), np.float64, n=10, most=2, batch=16, scale=1.0)
     run = solve(graph, np.float64)
