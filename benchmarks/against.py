@@ -105,6 +105,7 @@ CASES: dict[str, Case] = {
     "logic of 30": one_by_one(models.random_logic(30)),
     "logic of 300": one_by_one(models.random_logic(300)),
     "MRF of 60": one_by_one(models.full_mrf(60), 0.3),
+    "grid of pairs 50x50": one_by_one(models.pair_grid(50)),
     "knapsack of 100 with logic": one_by_one(knapsack_logic(100)),
     "tree of 25": one_by_one(models.tree_budgets(25, None)),
     "tree of 25 with budgets": one_by_one(models.tree_budgets(25, 2)),

@@ -98,6 +98,20 @@ def full_mrf(n: int) -> Model:
     return build
 
 
+def pair_grid(n: int) -> Model:
+    """An n x n grid of binary variables, with a score for each pair of neighbours."""
+
+    def build(seed: int, scale: float) -> fm.FactorGraph:
+        rng = np.random.default_rng(seed)
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scale * rng.standard_normal((n, n)))
+        fg.add(fm.Pair(u[:, :-1], u[:, 1:], scale * rng.standard_normal((n, n - 1))))
+        fg.add(fm.Pair(u[:-1], u[1:], scale * rng.standard_normal((n - 1, n))))
+        return fg
+
+    return build
+
+
 def tree_budgets(n: int, budget: int | None) -> Model:
     """A dependency tree in which no word is the head of more than `budget` others."""
     return lambda seed, scale: _tree(n, budget, seed, scale)[0]

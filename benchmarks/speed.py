@@ -348,6 +348,34 @@ def mrf(quick: bool) -> Section:
     return text, {"ms": {k: 1e3 * v for k, v in times.items()}, "error": error}
 
 
+def grids(quick: bool) -> Section:
+    """One large instance: pairs of neighbours on a grid of binary variables."""
+    rows: list[list[object]] = []
+    for n, scale in itertools.product((100,) if quick else (100, 300), (0.3, 1.0, 3.0)):
+        rng = np.random.default_rng(0)
+        index = np.arange(n * n).reshape(n, n)
+        first = np.concatenate([index[:, :-1].ravel(), index[:-1].ravel()])
+        second = np.concatenate([index[:, 1:].ravel(), index[1:].ravel()])
+        scores = scale * rng.standard_normal(n * n)
+        coupling = scale * rng.standard_normal(len(first))
+        fg = fm.FactorGraph()
+        u = fg.variable_from(scores)
+        fg.add(fm.Pair(u[first], u[second], coupling))
+        solution = fg.solve()
+        if n == 100:  # a minute for larger ones
+            error = float(np.abs(u.value - mrf_qp(scores, first, second, coupling)).max())
+            require(error <= 1e-4, f"the grid is off by {error}")  # Clarabel's error is 2e-5
+        grad = {u: rng.standard_normal(n * n)}
+        times = interleaved(
+            {"forward": fg.solve, "backward": lambda: solution.vjp(grad)},  # noqa: B023
+            3 if quick else 9,
+        )
+        rows.append([f"{n}x{n}, scale {scale:g}", int(solution.iterations)])
+        rows[-1] += [1e3 * seconds for seconds in times.values()]
+    text = table("Grids of pairs, NumPy (ms)", ["", "passes", "forward", "backward"], rows)
+    return text, {"rows": rows}
+
+
 def scaling(quick: bool) -> Section:
     """Does the cost of a pass grow linearly with the incidences?"""
     rows: list[list[object]] = []
@@ -413,6 +441,7 @@ SECTIONS: dict[str, Callable[[bool], Section]] = {
     "xor": xor,
     "components": components,
     "mrf": mrf,
+    "grids": grids,
     "scaling": scaling,
     "lpsmap": lpsmap,
 }

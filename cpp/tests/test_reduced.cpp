@@ -29,8 +29,8 @@ struct System {
     for (int r = 0; r < instance.m; ++r) reduced.active[r] = r;
   }
 
-  void build() {
-    reduced.build(instance, [&](int j) { return free[j]; });
+  bool build() {
+    return reduced.build(instance, [&](int j) { return free[j]; });
   }
 
   // (A_I J A_I^T + shift) t, from the arrays of the graph, in double.
@@ -72,7 +72,7 @@ constexpr bool is_double = std::numeric_limits<T>::digits > 24;
 // Solves for a right-hand side in the range. Returns how many rows were left.
 template <class T>
 int check_system(System<T>& s, Random& random) {
-  s.build();
+  CHECK(s.build());
   std::vector<double> t(s.reduced.count);
   for (double& value : t) value = random.normal();
   const std::vector<double> exact = s.product(t);
@@ -186,6 +186,38 @@ void test_leading_rows(std::uint64_t seed) {
   }
 }
 
+// Chains whose links are given in any order: neighbours are put together, which makes factors
+// cheap.
+template <class T>
+void test_clusters(std::uint64_t seed) {
+  Random random(seed);
+  for (const int chains : {1, 40, 700}) {
+    for (const int links : {1, 3, 12}) {
+      test::current_case =
+          "clusters, " + std::to_string(chains) + " of " + std::to_string(links) + " links";
+      const int rows = chains * links;
+      std::vector<int> order(rows);
+      for (int r = 0; r < rows; ++r) order[r] = r;
+      for (int r = 0; r < rows; ++r) std::swap(order[r], order[random.integer(r, rows - 1)]);
+      Graph<T> graph(chains * (links + 1));
+      for (const int r : order) {
+        const int first = r / links * (links + 1) + r % links;
+        graph.row({{first, random.flip()}, {first + 1}}, T(random.uniform(0.5, 2)), T(1),
+                  RowKind::inequality);
+      }
+      graph.eta_u.assign(graph.n, T(0));
+      System<T> s(graph);
+      s.reduced.most_work = std::max(4.0 * rows, 64.0 * 64 * 64);
+      check_system(s, random);
+      for (int i = 0; i < rows; ++i) CHECK(s.reduced.position(s.reduced.active[i]) == i);
+    }
+  }
+  Graph<T> graph = random_rows<T>(random, 200, 406, 5);
+  System<T> s(graph);
+  s.reduced.most_work = 4.0 * 200;
+  CHECK(!s.build());
+}
+
 // Many rows over few variables: solved by way of the variables.
 template <class T>
 void test_few_variables(std::uint64_t seed) {
@@ -280,6 +312,7 @@ void test_all(std::uint64_t seed) {
   test_shift<T>(seed);
   test_matching<T>(seed);
   test_leading_rows<T>(seed);
+  test_clusters<T>(seed);
   test_few_variables<T>(seed);
   test_repeated_rows<T>(seed);
   test_dropped_rows<T>(seed);

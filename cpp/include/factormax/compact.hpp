@@ -135,6 +135,8 @@ class CompactSolver {
     bool blunt = final;
     int returns = 0, settled_by = kNever;
     far_ = false;
+    // Multipliers of pairs can't run off: they have bounds.
+    newton_at_ = structured_ == nullptr && p.hard == 0 ? begin + kSoon : kNever;
     copy(Span<const T>(now_.x), mark_);
     result.status = Status::max_iter;
     for (;;) {
@@ -238,10 +240,12 @@ class CompactSolver {
         continue;
       }
       // In float the directions of near-singular systems end further from the solution.
-      const bool slow = options_->finish && Precision<T>::resolves_flat_systems &&
-                        result.iterations >= kSlow && result.iterations - begin >= kWarmUp;
+      const bool slow = Precision<T>::resolves_flat_systems && result.iterations >= kSlow &&
+                        result.iterations - begin >= kWarmUp;
+      system_.most_work = slow ? system_.kAnyWork : pass_work();
+      const bool newton = options_->finish && (slow || result.iterations >= newton_at_);
       least_shift_ = result.iterations - begin < kFlat ? kLeastShift : kFlatShift;
-      const int passes = descend(max_iter - result.iterations, slow);
+      const int passes = descend(max_iter - result.iterations, newton);
       if (passes < 0) {
         // What is left may be the error of the structured factors.
         if (structured_ != nullptr && residual <= kSharp && std::exchange(blunt, false)) {
@@ -317,8 +321,9 @@ class CompactSolver {
   static constexpr int kPerPass = 8;       // unknowns that are looked through in the time of a pass
   static constexpr int kStuck = 200;       // passes after which large scores want another way,
   static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
-  static constexpr int kSlow = 160;        // passes after which directions are Newton's,
-  static constexpr int kWarmUp = 10;    // but for the first so many after the scores have changed
+  static constexpr int kSoon = 20;    // passes after which pairs try Newton's directions, if cheap
+  static constexpr int kSlow = 160;   // passes after which directions are Newton's,
+  static constexpr int kWarmUp = 10;  // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
   static constexpr T kLeastShift = T(1e-4);
   static constexpr int kFlat = 1500;  // passes after which multipliers have far to go along a flat
@@ -376,13 +381,15 @@ class CompactSolver {
            structured_->solve_beside_rows(*p_, now_, *options_, *control_, may_poll_);
   }
 
+  // Multiplications that take as long as a pass, about.
+  double pass_work() const { return 4.0 * p_->ptr[p_->m] + 40.0 * p_->m; }
+
   bool interior_fits() {
     if (interior_patience_ == 0) {
       interior_patience_ = kNever;
       if (structured_ == nullptr && interior_.fits(*p_)) {
-        const double pass = 4.0 * p_->ptr[p_->m] + 40.0 * p_->m;
         const double passes =
-            clip(interior_.work() / pass, double(kPatience), double(kMostPatience));
+            clip(interior_.work() / pass_work(), double(kPatience), double(kMostPatience));
         interior_patience_ = static_cast<int>(passes);
       }
     }
@@ -522,8 +529,7 @@ class CompactSolver {
   int descend(int budget, bool newton) {
     const Instance<T>& p = *p_;
     int spent = 0;
-    if (newton) {
-      newton_direction();
+    if (newton && newton_direction()) {
       spent = search(budget);
       // What was too far is past a kink, where the matrix is another one.
       shift_ = clip(reach_ < 1 ? 4 * shift_ : shift_ / 4, least_shift_, T(1));
@@ -685,6 +691,7 @@ class CompactSolver {
   bool newton_step(T residual, T tol) {
     const Instance<T>& p = *p_;
     attempted_ = 0;
+    system_.most_work = system_.kAnyWork;
     const bool others_move = build_system(T(0));
     if (system_.count == 0 && !others_move) return false;
     solve_system(others_move, T(Precision<T>::finish));
@@ -713,15 +720,21 @@ class CompactSolver {
   }
 
   // direction_ = that of Newton's method with a shifted matrix: far from the solution a row need
-  // not have a free variable, and then it has no curvature.
-  void newton_direction() {
+  // not have a free variable, and then it has no curvature. Returns false if it takes more than
+  // `most_work` of the system.
+  bool newton_direction() {
     const Instance<T>& p = *p_;
     const bool others_move = build_system(shift_);
+    if (!built_) {
+      newton_at_ = 2 * result_.iterations;
+      return false;
+    }
     for (int r = 0; r < p.m; ++r) {
       direction_[r] = inside(r) ? -now_.g[r] / shift_ : step_[r];
     }
     solve_system(others_move, T(0.01));
     for (int i = 0; i < system_.count; ++i) direction_[system_.active[i]] = system_.solution[i];
+    return true;
   }
 
   // Whether a step against the gradient leaves a multiplier inside its bounds.
@@ -749,9 +762,9 @@ class CompactSolver {
     system_.shift = shift;
     const T* z = now_.z.data;
     if (p.weighted()) {
-      system_.build(p, [&](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
+      built_ = system_.build(p, [&](int j) { return z[j] > 0 && z[j] * p.give(j) < 1; });
     } else {
-      system_.build(p, [z](int j) { return z[j] > 0 && z[j] < 1; });
+      built_ = system_.build(p, [z](int j) { return z[j] > 0 && z[j] < 1; });
     }
     return others_move;
   }
@@ -800,6 +813,8 @@ class CompactSolver {
   Span<T> y_, w_, h_, v_, t_, delta_;
   Span<std::int32_t> order_;
   int attempted_ = 0;
+  int newton_at_ = 0;            // the pass at which Newton's direction is looked at next
+  bool built_ = false;           // whether there is a system to solve
   T shift_ = kShift;             // of Newton's matrix: smaller after a whole step, else larger
   T least_shift_ = kLeastShift;  // which it is at least
   T reach_ = 0;                  // how far along its direction the last step went

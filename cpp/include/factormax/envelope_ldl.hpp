@@ -3,27 +3,10 @@
 // chain.
 #pragma once
 
+#include "factormax/columns.hpp"
 #include "factormax/precision.hpp"
-#include "factormax/vector_ops.hpp"
 
 namespace factormax {
-
-// A matrix by its columns, each the part of a variable in some rows.
-template <class T>
-struct Columns {
-  Span<std::int32_t> var, ptr, row;  // entries ptr[f] to ptr[f + 1] are those of variable var[f]
-  Span<T> coef;
-  int count = 0;
-
-  T dot(int f, Span<const T> t) const {
-    T sum = 0;
-    for (int k = ptr[f]; k < ptr[f + 1]; ++k) sum += coef[k] * t[row[k]];
-    return sum;
-  }
-  void add(int f, T value, Span<T> out) const {
-    for (int k = ptr[f]; k < ptr[f + 1]; ++k) out[row[k]] += coef[k] * value;
-  }
-};
 
 template <class T>
 class EnvelopeLdl {
@@ -56,7 +39,7 @@ class EnvelopeLdl {
     for (int i = 0; i < rows; ++i) {
       offset_[i] = static_cast<std::int32_t>(size) - first_[i];
       size += i - first_[i] + 1;
-      if (size > matrix_.size) return false;
+      if (!holds(size)) return false;
     }
     order_ = rows;
     lead_ = 0;
@@ -65,6 +48,18 @@ class EnvelopeLdl {
     for (int i = 1; i < rows; ++i) last_[i] = std::max(last_[i], last_[i - 1]);
     fill(matrix_.first(static_cast<int>(size)), T(0));
     return true;
+  }
+
+  bool holds(std::int64_t entries) const { return entries <= matrix_.size; }
+
+  // Multiplications of the factors, after `fit`, about: leading rows take hardly any.
+  double work() const {
+    double sum = 0;
+    for (int i = lead_; i < order_; ++i) {
+      const double width = i - std::max<int>(first_[i], lead_);
+      sum += width * width;
+    }
+    return sum;
   }
 
   // The same without zeros to count on. keep: the matrix stays what it is.

@@ -1,14 +1,16 @@
 // The reduced system  (A_I J A_I^T + J_links) t = r  that both the exact finish and the backward
 // pass solve: I are the rows whose multiplier is strictly inside its bounds; J keeps the free
 // variables of the box, and is M Q M^T on a structured factor, docs/math.md (46).
-// Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain),
-// or by way of the free variables if those are few, docs/math.md (42a); Jacobi-preconditioned
-// conjugate gradients otherwise. Rows are scaled by 1 / ||a|| throughout.
+// Factorised inside the envelope where that is small (few rows, or rows that overlap like a chain
+// or in small clusters, in an order that keeps these together), or by way of the free variables if
+// those are few, docs/math.md (42a); Jacobi-preconditioned conjugate gradients otherwise. Rows are
+// scaled by 1 / ||a|| throughout.
 #pragma once
 
 #include "factormax/conjugate_gradients.hpp"
 #include "factormax/envelope_ldl.hpp"
 #include "factormax/hub_rows.hpp"
+#include "factormax/row_order.hpp"
 
 namespace factormax {
 
@@ -20,6 +22,9 @@ class ReducedSystem {
   static constexpr int kAllItTakes = std::numeric_limits<int>::max();
   int most_steps = kAllItTakes;  // of conjugate gradients
   T shift = 0;                   // added to the diagonal: to be set before `build`
+  // Multiplications of a factorisation beyond which there is none, nor anything to solve with.
+  static constexpr double kAnyWork = std::numeric_limits<double>::infinity();
+  double most_work = kAnyWork;
 
   // structured: of the same problem, or null if it has none.
   void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
@@ -35,18 +40,20 @@ class ReducedSystem {
     memory_.allocate(rows, ws);
     diagonal_ = ws.take<T>(rows);
     matrix_.allocate(rows, entries, ws);
+    order_.allocate(rows, p.num_vars, entries, ws);
     hubs_.allocate(p, structured, ws);
     if (structured != nullptr) root_ = ws.take<T>(p.num_vars);
   }
 
   // The caller fills the first `count` of `active`, then calls `build` with a predicate that tells
   // which variables are free. Rows without a free variable are dropped, for they say nothing.
-  Span<std::int32_t> active;  // ascending
+  Span<std::int32_t> active;  // ascending; then in the order of the system
   Span<T> solution;           // (count,), written by `solve`
   int count = 0;
 
+  // Returns false if that takes more than `most_work`.
   template <class Free>
-  void build(const Instance<T>& p, const Free& free) {
+  bool build(const Instance<T>& p, const Free& free) {
     weighted_ = p.weighted();
     scale_ = p.scale;
     for (int r = 0; r < p.m; ++r) position_[r] = -1;
@@ -59,8 +66,9 @@ class ReducedSystem {
       direct_ = matrix_.fit_full(count);
       if (!direct_) hubs_.guess_diagonal(count, diagonal_);
     } else {
-      direct_ = (count <= kSmall || count <= 2 * free_.count) && matrix_.fit(free_, count);
+      direct_ = (count <= kSmall || count <= 2 * free_.count) && fit();
     }
+    if (most_work < kAnyWork && !(direct_ && matrix_.work() <= most_work)) return false;
     if (direct_) {
       assemble();
       matrix_.factorise(free_);
@@ -71,6 +79,7 @@ class ReducedSystem {
       assemble_by_variables(p);
       matrix_.factorise(free_);
     }
+    return true;
   }
 
   // Solves for the right-hand side `rhs` (count,) into `solution`, to a residual of `wanted`
@@ -124,6 +133,8 @@ class ReducedSystem {
 
  private:
   static constexpr int kSmall = 64;  // rows of a matrix that is cheap to factorise, singular or not
+  // Multiplications per entry for which another order is looked for: that takes about 50.
+  static constexpr double kWorthwhile = 256;
 
   ActiveRows<T> rows() const { return {active, position_, scale_, count}; }
 
@@ -175,6 +186,35 @@ class ReducedSystem {
     for (int k = 0; k < free_.ptr[free_.count]; ++k) {
       const std::int32_t i = free_.row[k] = position_[free_.row[k]];
       diagonal_[i] += free_.coef[k] * free_.coef[k];
+    }
+  }
+
+  // Whether the envelope fits, in the order of the rows or in a better one.
+  bool fit() {
+    const bool fits = matrix_.fit(free_, count);
+    if (fits && matrix_.work() <= kWorthwhile * free_.ptr[free_.count]) return true;
+    const Envelope other = order_.find(free_, count);
+    if (!matrix_.holds(other.size) || (fits && matrix_.work() <= other.work)) return fits;
+    reorder();
+    return matrix_.fit(free_, count);
+  }
+
+  void reorder() {
+    order_.permute(diagonal_.first(count), memory_.residual);
+    order_.permute(active.first(count), order_.scratch());
+    for (int i = 0; i < count; ++i) position_[active[i]] = i;
+    for (int f = 0; f < free_.count; ++f) {
+      for (int k = free_.ptr[f]; k < free_.ptr[f + 1]; ++k) {  // entries stay sorted by row
+        const std::int32_t row = order_.place(free_.row[k]);
+        const T coef = free_.coef[k];
+        int at = k;
+        for (; at > free_.ptr[f] && free_.row[at - 1] > row; --at) {
+          free_.row[at] = free_.row[at - 1];
+          free_.coef[at] = free_.coef[at - 1];
+        }
+        free_.row[at] = row;
+        free_.coef[at] = coef;
+      }
     }
   }
 
@@ -321,6 +361,7 @@ class ReducedSystem {
   Span<T> diagonal_;
   bool direct_ = true, by_variables_ = false;
   EnvelopeLdl<T> matrix_;
+  RowOrder<T> order_;
   CgMemory<T> memory_;
 };
 

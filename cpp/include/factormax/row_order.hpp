@@ -1,0 +1,109 @@
+// An order of the rows of C C^T in which its envelope is small. The rows of a sparse graph that
+// still move fall into small clusters, and the order in which the rows were given mixes them.
+#pragma once
+
+#include "factormax/columns.hpp"
+
+namespace factormax {
+
+template <class T>
+class RowOrder {
+ public:
+  void allocate(int rows, int vars, int entries, Workspace& ws) {
+    ptr_ = ws.take<std::int32_t>(rows + 1);
+    column_ = ws.take<std::int32_t>(entries);
+    order_ = ws.take<std::int32_t>(rows);
+    place_ = ws.take<std::int32_t>(rows);
+    row_seen_ = ws.take<std::int32_t>(rows);
+    column_seen_ = ws.take<std::int32_t>(vars);
+  }
+
+  // Finds an order by the method of Cuthill and McKee: breadth first through each cluster, from a
+  // row at its far end, and all of it reversed.
+  Envelope find(const Columns<T>& c, int rows) {
+    list_columns(c, rows);
+    fill(row_seen_.first(rows), 0);
+    fill(column_seen_.first(c.count), 0);
+    stamp_ = 0;
+    int placed = 0;
+    for (int i = 0; i < rows; ++i) {
+      if (row_seen_[i] != 0) continue;
+      const int far = order_[reach(c, i, placed) - 1];
+      placed = reach(c, far, placed);
+    }
+    for (int k = 0; k < rows; ++k) place_[order_[k]] = rows - 1 - k;
+    return measure(c, rows);
+  }
+
+  // Where row i stands in the order.
+  std::int32_t place(int i) const { return place_[i]; }
+
+  Span<std::int32_t> scratch() const { return row_seen_; }  // (rows,), free between calls of `find`
+
+  // Puts numbers of the rows into the order; scratch: as many.
+  template <class Number>
+  void permute(Span<Number> numbers, Span<Number> scratch) const {
+    for (int i = 0; i < numbers.size; ++i) scratch[place_[i]] = numbers[i];
+    copy(Span<const Number>(scratch.first(numbers.size)), numbers);
+  }
+
+ private:
+  // The columns of each row.
+  void list_columns(const Columns<T>& c, int rows) {
+    fill(ptr_.first(rows + 1), 0);
+    for (int k = 0; k < c.ptr[c.count]; ++k) ++ptr_[c.row[k]];
+    for (int i = 0; i < rows; ++i) ptr_[i + 1] += ptr_[i];
+    for (int f = c.count - 1; f >= 0; --f) {
+      for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k) column_[--ptr_[c.row[k]]] = f;
+    }
+  }
+
+  // Lists the rows of the cluster of `seed`, nearest first, in order_ from `begin` on; returns
+  // where the list ends.
+  int reach(const Columns<T>& c, int seed, int begin) {
+    ++stamp_;
+    int end = begin;
+    order_[end++] = seed;
+    row_seen_[seed] = stamp_;
+    for (int at = begin; at < end; ++at) {
+      const int i = order_[at];
+      for (int e = ptr_[i]; e < ptr_[i + 1]; ++e) {
+        const int f = column_[e];
+        if (column_seen_[f] == stamp_) continue;
+        column_seen_[f] = stamp_;
+        for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k) {
+          const std::int32_t other = c.row[k];
+          if (row_seen_[other] == stamp_) continue;
+          row_seen_[other] = stamp_;
+          order_[end++] = other;
+        }
+      }
+    }
+    return end;
+  }
+
+  Envelope measure(const Columns<T>& c, int rows) {
+    const Span<std::int32_t> first = row_seen_;  // no longer needed
+    for (int i = 0; i < rows; ++i) first[i] = place_[i];
+    for (int f = 0; f < c.count; ++f) {
+      std::int32_t least = rows;
+      for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k) least = std::min(least, place_[c.row[k]]);
+      for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k)
+        first[c.row[k]] = std::min(first[c.row[k]], least);
+    }
+    Envelope found;
+    for (int i = 0; i < rows; ++i) {
+      const double width = place_[i] - first[i];
+      found.size += place_[i] - first[i] + 1;
+      found.work += width * width;
+    }
+    return found;
+  }
+
+  Span<std::int32_t> ptr_, column_;            // the columns of row i are ptr_[i] to ptr_[i + 1]
+  Span<std::int32_t> order_, place_;           // row number k, from the end; and where a row is
+  Span<std::int32_t> row_seen_, column_seen_;  // the last search that came by
+  int stamp_ = 0;                              // of this search
+};
+
+}  // namespace factormax
