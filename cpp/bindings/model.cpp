@@ -146,7 +146,7 @@ void bind_structured(nb::module_& m) {
                    })
       .def_ro("score_begin", &StructuredView::score_begin, "Where its scores begin in eta_v.")
       .def_ro("num_scores", &StructuredView::num_scores)
-      .def_ro("slots", &StructuredView::slots, "The most variables that a structure has on.");
+      .def_ro("slots", &StructuredView::slots, "How long a list of the variables that are on is.");
 }
 
 }  // namespace

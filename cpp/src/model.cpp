@@ -109,6 +109,35 @@ bool is_sound(const Rule& rule) {
                                            : true;
 }
 
+std::string listed(const std::vector<std::int32_t>& shape) {
+  std::string text;
+  for (const std::int32_t s : shape) text += (text.empty() ? "" : ", ") + std::to_string(s);
+  return "(" + text + ")";
+}
+
+// How long the lists of variables are that an oracle makes. The shape must fit.
+int slots_of(OracleKind kind, const std::vector<std::int32_t>& shape) {
+  Oracle oracle;
+  Workspace counter;
+  oracle.allocate(kind, {shape.data(), static_cast<int>(shape.size())}, counter);
+  return oracle.slots();
+}
+
+// What is wrong with structured factors over `vars` variables each; empty if nothing is.
+std::string check_oracle(const Group& group, std::int64_t vars) {
+  const oracle::Shape shape{group.shape.data(), static_cast<int>(group.shape.size())};
+  if (!fits(group.oracle, shape, vars, group.num_scores)) {
+    return "its oracle has no shape " + listed(group.shape) + " with " + std::to_string(vars) +
+           " variables and " + std::to_string(group.num_scores) + " scores";
+  }
+  const int slots = slots_of(group.oracle, group.shape);
+  if (group.slots >= 0 && group.slots != slots) {
+    return "slots is " + std::to_string(group.slots) + ", but must be " + std::to_string(slots) +
+           ", as slots() of its oracle says";
+  }
+  return "";
+}
+
 // Totals over all groups so far.
 struct Totals {
   std::int64_t incidences = 0, entries = 0, rows = 0;
@@ -378,10 +407,9 @@ std::string Model::lay_out_structured(const std::vector<Group>& groups,
     const Group& group = groups[g];
     const Literals& own = literals[g];
     if (!group.structured) continue;
-    if (own.count > 0 &&
-        !fits(group.oracle, {group.shape.data(), static_cast<int>(group.shape.size())}, own.size,
-              group.num_scores)) {
-      return group.name + ": it has the wrong kind or shape";
+    if (own.count > 0) {
+      const std::string error = check_oracle(group, own.size);
+      if (!error.empty()) return group.name + ": " + error;
     }
     if (std::any_of(own.negated.begin(), own.negated.end(), [](int n) { return n != 0; })) {
       return group.name + ": a structured factor takes no negated variables";
@@ -591,7 +619,7 @@ StructuredView Model::structured(int f) const {
   view.variables.assign(oracle_var_.begin() + oracle_var_ptr_[f],
                         oracle_var_.begin() + oracle_var_ptr_[f + 1]);
   view.score_begin = num_pairs() + oracle_score_ptr_[f];
-  view.slots = groups_[view.group].slots;
+  view.slots = slots_of(view.kind, view.shape);
   view.num_scores = oracle_score_ptr_[f + 1] - oracle_score_ptr_[f];
   return view;
 }

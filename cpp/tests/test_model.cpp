@@ -195,6 +195,7 @@ void test_parameters() {
   budgets.name = "SequenceBudget";
   budgets.oracle = OracleKind::sequence_budget;
   budgets.shape = {3, 0, 2};
+  budgets.slots = 3;
   budgets.num_scores = 1;
   budgets.has_param = true;
   const SharedModel structured =
@@ -338,6 +339,7 @@ void test_links() {
   Group table = matchings(0, {strided(0, {2}, {5}, {5}, {1})});
   table.oracle = OracleKind::table;
   table.shape = {2, 3};
+  table.slots = 2;
   table.num_scores = 6;
   const SharedModel scores = make(10, {table, pairs({listed(2, {0, 2, 4, 6})})});
   CHECK(scores->num_scores() == 14);
@@ -477,7 +479,8 @@ void test_or_out_rules() {
 }
 
 void test_refused_structures() {
-  const std::string shape = "Matching: it has the wrong kind or shape";
+  const std::string shape =
+      "Matching: its oracle has no shape (3, 3) with 4 variables and 0 scores";
   const Part four = strided(0, {1}, {0}, {4}, {1});
   check_refused(shape, 4, {matchings(3, {four})});
   check_refused("Matching: a structured factor takes no negated variables", 4,
@@ -512,7 +515,18 @@ void test_refused_structures() {
   check(false, OracleKind::callback, {0, 2}, 0, 2);
   check(false, static_cast<OracleKind>(99), {2}, 5, 2);
 
+  Group wrong = matchings(2, {four});
+  for (const int slots : {0, 1, 3}) {
+    wrong.slots = slots;
+    check_refused("Matching: slots is " + std::to_string(slots) +
+                      ", but must be 2, as slots() of its oracle says",
+                  4, {wrong});
+  }
+  wrong.slots = -1;
+  CHECK(make(4, {wrong})->structured(0).slots == 2);
+
   Group own = matchings(0, {strided(0, {4}, {1}, {1}, {1})});
+  own.slots = -1;
   own.oracle = OracleKind::sequence_budget;
   own.shape = {1, 0, 1};
   own.num_scores = 1;

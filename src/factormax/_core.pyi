@@ -326,7 +326,7 @@ class Structured:
 
     @property
     def slots(self) -> int:
-        """The most variables that a structure has on."""
+        """How long a list of the variables that are on is."""
 
 class Model:
     """A factor graph without its numbers, compiled and checked."""

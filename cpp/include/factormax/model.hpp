@@ -55,7 +55,7 @@ struct Group {
   OracleKind oracle{};
   std::vector<std::int32_t> shape;
   std::int32_t num_scores = 0;  // own scores per factor
-  int slots = 0;                // the most variables that a structure has on
+  int slots = -1;               // slots() of its oracle, to be compared; -1: as that says
   // Which of them are linked, that is, tied by multipliers to the structured factors before them:
   // those that share a variable with one and, if 1, all but the first of the group, if 2, all.
   int link = 0;
@@ -80,7 +80,7 @@ struct StructuredView {
   bool linked = false;
   std::vector<std::int32_t> shape, variables;
   int score_begin = 0, num_scores = 0;  // its scores in eta_v
-  int slots = 0;
+  int slots = 0;                        // of its oracle
 };
 
 class Model {

@@ -48,7 +48,7 @@ class StructuredFactor(BaseFactor):
 
     _oracle: OracleKind
     _oracle_shape: tuple[int, ...]  # what the oracle needs to know of its size
-    _slots: int  # a structure has at most so many variables on
+    _slots: int  # `slots()` of the oracle: how long a list of the variables that are on is
     variable_shape: tuple[int, ...]  # as given, `(d,)` for a list
     _place: int | None = None  # among the structured factors of its graph, once it was added
     _link: int = 0  # linked to factors before it: as is found, 1: all but the first, 2: all
