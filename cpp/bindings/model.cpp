@@ -52,17 +52,20 @@ void bind_rules(nb::module_& m) {
           },
           "coefs"_a, "bound"_a, nb::kw_only(), "equality"_a = false, "literals"_a = nb::none(),
           "coef_param"_a = -1, "bound_param"_a = -1,
-          "`literals`: which ones the row is about, by default all. `coef_param` and "
-          "`bound_param`:\n"
-          "the number of a parameter that multiplies the coefficients, or the bound.");
+          "`literals`: which ones the row is about, by default all. `coef_param`: the number of a\n"
+          "parameter per literal, which multiplies the coefficients one by one; `bound_param`: of "
+          "one\n"
+          "per factor, which multiplies the bound.");
   nb::class_<Rule>(m, "Rule", "How a kind of factor becomes rows.")
       .def(
           "__init__",
           [](Rule* self, std::string name, BlockKind block, int size,
-             std::vector<std::uint8_t> per_literal, std::vector<Row> rows) {
-            new (self) Rule{std::move(name), block, size, std::move(per_literal), std::move(rows)};
+             std::vector<std::uint8_t> per_literal, std::vector<Row> rows,
+             std::vector<std::string> param_names) {
+            new (self) Rule{std::move(name),        block,           size,
+                            std::move(per_literal), std::move(rows), std::move(param_names)};
           },
-          "name"_a, "block"_a, "size"_a, "per_literal"_a, "rows"_a);
+          "name"_a, "block"_a, "size"_a, "per_literal"_a, "rows"_a, "param_names"_a);
 }
 
 void bind_groups(nb::module_& m) {

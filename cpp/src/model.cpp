@@ -89,24 +89,55 @@ bool is_or_out(const std::vector<Row>& rows, int size) {
   return true;
 }
 
-bool is_sound(const Rule& rule) {
-  if (rule.size < 0 || rule.rows.empty()) return false;
-  std::vector<const Row*> seen(static_cast<std::size_t>(rule.size));  // the last row it was in
-  for (const Row& row : rule.rows) {
-    if (row.literals.size() != row.coefs.size()) return false;
-    for (const std::int32_t l : row.literals) {
-      if (l < 0 || l >= rule.size || seen[l] == &row) return false;
-      seen[l] = &row;
-    }
-    const auto has = [&](int param, bool per_literal) {
-      return param >= -1 && param < rule.num_params() &&
-             (param < 0 || (rule.per_literal[param] != 0) == per_literal);
-    };
-    if (!has(row.coef_param, true) || !has(row.bound_param, false)) return false;
+// What is wrong with the parameter that a row uses as `word`; empty if nothing is.
+std::string check_param(const Rule& rule, const char* word, int param, bool per_literal) {
+  if (param == -1) return "";
+  const std::string use = std::string(word) + "=" + std::to_string(param);
+  if (param < 0 || param >= rule.num_params()) {
+    return use + ", but it has " + std::to_string(rule.num_params()) + " parameters";
   }
-  return rule.block == BlockKind::band     ? is_band(rule.rows)
-         : rule.block == BlockKind::or_out ? is_or_out(rule.rows, rule.size)
-                                           : true;
+  if ((rule.per_literal[param] != 0) == per_literal) return "";
+  const auto place = static_cast<std::size_t>(param);
+  const std::string name =
+      place < rule.param_names.size() ? " (" + rule.param_names[place] + ")" : "";
+  const char* words[] = {"factor", "literal"};
+  return use + name + " has one number per " + words[!per_literal] + ", but must have one per " +
+         words[per_literal];
+}
+
+// Likewise with a row. `seen`: the last row that each literal was in.
+std::string check_row(const Rule& rule, const Row& row, std::vector<const Row*>& seen) {
+  if (row.literals.size() != row.coefs.size()) {
+    return std::to_string(row.coefs.size()) + " coefficients for " +
+           std::to_string(row.literals.size()) + " literals";
+  }
+  for (const std::int32_t l : row.literals) {
+    if (l < 0 || l >= rule.size) {
+      return "literal " + std::to_string(l) + ", but there are " + std::to_string(rule.size);
+    }
+    if (seen[l] == &row) return "literal " + std::to_string(l) + " is in it twice";
+    seen[l] = &row;
+  }
+  const std::string error = check_param(rule, "coef_param", row.coef_param, true);
+  return error.empty() ? check_param(rule, "bound_param", row.bound_param, false) : error;
+}
+
+// Likewise with the rows of factors over `size` variables.
+std::string check_rule(const Rule& rule, std::int64_t size) {
+  if (rule.size != size || size < 0) {
+    return "its rows are for " + std::to_string(rule.size) + " literals, but it has " +
+           std::to_string(size);
+  }
+  if (rule.rows.empty()) return "it has no rows";
+  std::vector<const Row*> seen(static_cast<std::size_t>(size));
+  for (std::size_t r = 0; r < rule.rows.size(); ++r) {
+    const std::string error = check_row(rule, rule.rows[r], seen);
+    if (!error.empty()) return "row " + std::to_string(r) + ": " + error;
+  }
+  const bool is_block = rule.block == BlockKind::band     ? is_band(rule.rows)
+                        : rule.block == BlockKind::or_out ? is_or_out(rule.rows, rule.size)
+                                                          : true;
+  return is_block ? "" : "its rows are not those of its block kind";
 }
 
 std::string listed(const std::vector<std::int32_t>& shape) {
@@ -329,9 +360,8 @@ std::string Model::place_group(int g, const Literals& own) {
     return "";
   }
   const Rule& rule = *group.rule;
-  if (!is_sound(rule) || (own.count > 0 && own.size != rule.size)) {
-    return rule.name + ": its rows do not fit its variables or its block kind";
-  }
+  const std::string error = check_rule(rule, own.count > 0 ? own.size : rule.size);
+  if (!error.empty()) return rule.name + ": " + error;
   for (const std::uint8_t per_literal : rule.per_literal) {
     param_sizes_.push_back(own.count * (per_literal != 0 ? own.size : 1));
   }

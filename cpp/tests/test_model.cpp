@@ -422,29 +422,44 @@ void test_refused_variables() {
 }
 
 void test_refused_rules() {
-  const auto check = [](const std::function<void(Rule&)>& change) {
+  const auto check = [](const std::string& error, const std::function<void(Rule&)>& change) {
     Rule rule = between_rule(BlockKind::band, 2);
+    rule.param_names = {"weights", "low", "high"};
     change(rule);
-    check_refused("Between: its rows do not fit its variables or its block kind", 4,
-                  {rows(rule, {strided(0, {1}, {0}, {2}, {1})})});
+    check_refused("Between: " + error, 4, {rows(rule, {strided(0, {1}, {0}, {2}, {1})})});
   };
-  check([](Rule& rule) { rule.size = 3; });
-  check([](Rule& rule) { rule.size = -1; });
-  check([](Rule& rule) { rule.rows.clear(); });
-  check([](Rule& rule) { rule.rows.pop_back(); });  // a band has two
-  check([](Rule& rule) { rule.rows[0].literals = {1, 0}; });
-  check([](Rule& rule) { rule.rows[0].coefs = {1}; });
-  check([](Rule& rule) { rule.rows[0].coefs = {-1, -2}; });
-  check([](Rule& rule) { rule.rows[0].kind = RowKind::equality; });
-  check([](Rule& rule) { rule.rows[0].coef_param = -1; });
-  check([](Rule& rule) { rule.rows[1].literals = rule.rows[0].literals = {1, 1}; });
-  check([](Rule& rule) { rule.rows[1].literals[0] = 2; });
-  check([](Rule& rule) { rule.rows[1].literals[0] = -1; });
-  check([](Rule& rule) { rule.rows[0].coef_param = 1; });  // parameter 1 is per factor
-  check([](Rule& rule) { rule.rows[0].coef_param = 3; });
-  check([](Rule& rule) { rule.rows[0].coef_param = -2; });
-  check([](Rule& rule) { rule.rows[0].bound_param = 0; });  // parameter 0 is per literal
-  check([](Rule& rule) { rule.rows[0].bound_param = 3; });
+  check("its rows are for 3 literals, but it has 2", [](Rule& rule) { rule.size = 3; });
+  check("its rows are for -1 literals, but it has 2", [](Rule& rule) { rule.size = -1; });
+  check("it has no rows", [](Rule& rule) { rule.rows.clear(); });
+
+  const std::string block = "its rows are not those of its block kind";
+  check(block, [](Rule& rule) { rule.rows.pop_back(); });  // a band has two
+  check(block, [](Rule& rule) { rule.rows[0].literals = {1, 0}; });
+  check(block, [](Rule& rule) { rule.rows[0].coefs = {-1, -2}; });
+  check(block, [](Rule& rule) { rule.rows[0].kind = RowKind::equality; });
+  check(block, [](Rule& rule) { rule.rows[0].coef_param = -1; });
+
+  check("row 0: 1 coefficients for 2 literals", [](Rule& rule) { rule.rows[0].coefs = {1}; });
+  check("row 0: literal 1 is in it twice",
+        [](Rule& rule) { rule.rows[1].literals = rule.rows[0].literals = {1, 1}; });
+  check("row 1: literal 2, but there are 2", [](Rule& rule) { rule.rows[1].literals[0] = 2; });
+  check("row 1: literal -1, but there are 2", [](Rule& rule) { rule.rows[1].literals[0] = -1; });
+
+  check("row 0: coef_param=1 (low) has one number per factor, but must have one per literal",
+        [](Rule& rule) { rule.rows[0].coef_param = 1; });
+  check("row 0: coef_param=1 has one number per factor, but must have one per literal",
+        [](Rule& rule) {
+          rule.rows[0].coef_param = 1;
+          rule.param_names.clear();
+        });
+  check("row 0: bound_param=0 (weights) has one number per literal, but must have one per factor",
+        [](Rule& rule) { rule.rows[0].bound_param = 0; });
+  check("row 0: coef_param=3, but it has 3 parameters",
+        [](Rule& rule) { rule.rows[0].coef_param = 3; });
+  check("row 0: coef_param=-2, but it has 3 parameters",
+        [](Rule& rule) { rule.rows[0].coef_param = -2; });
+  check("row 0: bound_param=3, but it has 3 parameters",
+        [](Rule& rule) { rule.rows[0].bound_param = 3; });
 }
 
 void test_or_out_rules() {
@@ -464,8 +479,7 @@ void test_or_out_rules() {
   const auto check = [&](const std::function<void(std::vector<Row>&)>& change) {
     Rule bad = rule(1);
     change(bad.rows);
-    check_refused("OrOut: its rows do not fit its variables or its block kind", 3,
-                  {rows(bad, parts)});
+    check_refused("OrOut: its rows are not those of its block kind", 3, {rows(bad, parts)});
   };
   check([](auto& own) { own.pop_back(); });
   check([](auto& own) { own.push_back(own[0]); });

@@ -260,14 +260,15 @@ class Row:
 
     def __init__(self, coefs: Sequence[float], bound: float, *, equality: bool = False, literals: Sequence[int] | None = None, coef_param: int = -1, bound_param: int = -1) -> None:
         """
-        `literals`: which ones the row is about, by default all. `coef_param` and `bound_param`:
-        the number of a parameter that multiplies the coefficients, or the bound.
+        `literals`: which ones the row is about, by default all. `coef_param`: the number of a
+        parameter per literal, which multiplies the coefficients one by one; `bound_param`: of one
+        per factor, which multiplies the bound.
         """
 
 class Rule:
     """How a kind of factor becomes rows."""
 
-    def __init__(self, name: str, block: BlockKind, size: int, per_literal: Sequence[int], rows: Sequence[Row]) -> None: ...
+    def __init__(self, name: str, block: BlockKind, size: int, per_literal: Sequence[int], rows: Sequence[Row], param_names: Sequence[str]) -> None: ...
 
 class Part:
     """Literals of k factors: a strided view of the variables, or a list."""

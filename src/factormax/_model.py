@@ -86,6 +86,8 @@ def _size(factors: Sequence[BaseFactor]) -> int:
 
 
 def _compiled(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
+    for factor in factors:
+        factor._check_made()
     try:
         return Model(num_variables, [f._group() for f in factors])
     except ValueError as error:

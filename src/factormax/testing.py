@@ -93,6 +93,7 @@ def check_factor(
         >>> check_factor(Best(u), allowed=lambda on: on.sum() == 1)
     """
     trials, scales = _checked_arguments(factor, trials, scales)
+    factor._check_made()
     factor._record.expect_no_more_of(factor)
     if isinstance(factor, StructuredFactor) and factor._count != 1:
         raise GraphError(

@@ -185,18 +185,21 @@ def test_gradients_in_torch():
     torch.autograd.gradcheck(values, (scores,))
 
 
+OTHER_BLOCK = "its rows are not those of its block kind"
+
+
 @pytest.mark.parametrize(
-    "kind, rows",
+    "kind, rows, message",
     [
-        (BlockKind.row, [Row([1.0, 1.0], 1.0, literals=[0, 0])]),
-        (BlockKind.row, [Row([1.0], 1.0, literals=[2])]),
-        (BlockKind.row, [Row([1.0, 1.0], 1.0, bound_param=0)]),
-        (BlockKind.band, [Row([1.0, 1.0], 1.0)]),
-        (BlockKind.band, [Row([-1.0, -2.0], 0.0), Row([1.0, 1.0], 1.0)]),
-        (BlockKind.or_out, [Row([1.0, 1.0], 1.0), Row([1.0, 1.0], 2.0)]),
+        (BlockKind.row, [Row([1.0, 1.0], 1.0, literals=[0, 0])], "row 0: literal 0 is in it twice"),
+        (BlockKind.row, [Row([1.0], 1.0, literals=[2])], "row 0: literal 2, but there are 2"),
+        (BlockKind.row, [Row([1.0], 1.0, bound_param=0)], "bound_param=0, but it has 0 parameters"),
+        (BlockKind.band, [Row([1.0, 1.0], 1.0)], OTHER_BLOCK),
+        (BlockKind.band, [Row([-1.0, -2.0], 0.0), Row([1.0, 1.0], 1.0)], OTHER_BLOCK),
+        (BlockKind.or_out, [Row([1.0, 1.0], 1.0), Row([1.0, 1.0], 2.0)], OTHER_BLOCK),
     ],
 )
-def test_rows_that_make_no_sense(kind, rows):
+def test_rows_that_make_no_sense(kind, rows, message):
     """A kernel would answer as if they were other rows."""
 
     class Odd(RowFactor):
@@ -208,5 +211,45 @@ def test_rows_that_make_no_sense(kind, rows):
 
     fg = fm.FactorGraph()
     fg.add(Odd(fg.variable_from(np.zeros(2))))
-    with pytest.raises(fm.GraphError, match=r"Odd.*: its rows do not fit its variables or its bl"):
+    with pytest.raises(fm.GraphError, match=f"Odd.*: {message}"):
+        fg.solve()
+
+
+def test_a_number_per_factor_is_no_coefficient():
+    """The message says which parameter."""
+
+    class Times(RowFactor):
+        _param_shapes: ClassVar[dict[str, str]] = {"times": "factor"}
+
+        def __init__(self, variables, times, axis=None):
+            self._take(variables, axis)
+            self._set_params(take_param(self, "times", times, self._group_shape))
+
+        @classmethod
+        def rows(cls, d):
+            return [Row([1.0] * d, 1.0, coef_param=0)]
+
+    fg = fm.FactorGraph()
+    fg.add(Times(fg.variable_from(np.zeros(3)), 2.0))
+    message = r"Times: row 0: coef_param=0 \(times\) has one number per factor, but must have one"
+    with pytest.raises(fm.GraphError, match=message):
+        fg.solve()
+
+
+@pytest.mark.parametrize("ask", ["solve", "check_factor"])
+def test_parameters_that_are_not_kept(ask):
+    class Forgetful(RowFactor):
+        _param_shapes: ClassVar[dict[str, str]] = {"most": "factor"}
+
+        @classmethod
+        def rows(cls, d):
+            return [Row([1.0] * d, 1.0, bound_param=0)]
+
+    fg = fm.FactorGraph()
+    factor = Forgetful(fg.variable_from(np.zeros(3)))
+    message = r"Forgetful over u: it has the parameters most, but keeps 0.*_set_params"
+    with pytest.raises(fm.GraphError, match=message):
+        if ask == "check_factor":
+            check_factor(factor)
+        fg.add(factor)
         fg.solve()

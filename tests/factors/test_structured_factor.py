@@ -43,3 +43,13 @@ class TestClass:
         message = rf"Odd.*: slots is {slots}, but must be 2, as slots\(\) of its oracle says"
         with pytest.raises(fm.GraphError, match=message):
             ask(matching(_slots=slots))
+
+    @pytest.mark.parametrize("name", ["_oracle", "_oracle_shape", "_slots"])
+    def test_what_is_missing_is_named(self, ask, name):
+        with pytest.raises(fm.GraphError, match=f"Odd over u: its class must set {name} in"):
+            ask(matching(**{name: None}))
+
+    def test_a_shape_that_does_not_fit(self, ask):
+        message = r"Odd.*: its oracle has no shape \(2, 4\) with 6 variables and 0 scores"
+        with pytest.raises(fm.GraphError, match=message):
+            ask(matching(_oracle_shape=(2, 4)))

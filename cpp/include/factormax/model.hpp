@@ -31,6 +31,7 @@ struct Rule {
   std::vector<std::uint8_t>
       per_literal;  // per parameter: a number per literal, else one per factor
   std::vector<Row> rows;
+  std::vector<std::string> param_names{};  // for messages; may be left out
 
   int num_params() const { return static_cast<int>(per_literal.size()); }
 };

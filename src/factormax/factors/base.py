@@ -234,6 +234,15 @@ class BaseFactor:
         """Whether it was built without an error."""
         return len(self._params) == len(self._param_shapes)
 
+    def _check_made(self) -> None:
+        """Raises unless its class keeps all that a query needs."""
+        if len(self._params) != len(self._param_shapes):
+            raise GraphError(
+                f"{self.name}: it has the parameters {', '.join(self._param_shapes)}, but keeps "
+                f"{len(self._params)}. Define __init__, and call self._set_params in it, with one "
+                f"for each."
+            )
+
     @property
     def kind(self) -> str:
         """The name of the factor's class."""
@@ -324,7 +333,8 @@ class RowFactor(BaseFactor):
                     f"literals, return [Row([], 0.0)], which always holds."
                 )
             per_literal = [shape == "literal" for shape in cls._param_shapes.values()]
-            found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, rows)
+            names = list(cls._param_shapes)
+            found = _core.Rule(cls._registered, cls._block_kind, d, per_literal, rows, names)
             cls._rules[d] = found
         return found
 

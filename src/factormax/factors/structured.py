@@ -80,6 +80,13 @@ class StructuredFactor(BaseFactor):
         """Whether it was built without an error."""
         return super()._complete and hasattr(self, "_slots")
 
+    def _check_made(self) -> None:
+        """Raises unless its class keeps all that a query needs."""
+        super()._check_made()
+        for name in ("_oracle", "_oracle_shape", "_slots"):
+            if not hasattr(self, name):
+                raise GraphError(f"{self.name}: its class must set {name} in __init__.")
+
     @property
     def _num_scores(self) -> int:
         """How many scores of its own a factor has in an instance."""
@@ -89,15 +96,19 @@ class StructuredFactor(BaseFactor):
     @property
     def _key(self) -> tuple[Any, ...]:
         """What tells it from other factors, numbers aside."""
-        return (
-            self._registered,
-            int(self._oracle),
-            self._oracle_shape,
-            self._num_scores,
-            self._slots,
-            self._link,
-            self._scope,
-        )
+        try:
+            return (
+                self._registered,
+                int(self._oracle),
+                self._oracle_shape,
+                self._num_scores,
+                self._slots,
+                self._link,
+                self._scope,
+            )
+        except AttributeError:
+            self._check_made()
+            raise
 
     def _group(self) -> _core.Group:
         """The factor as the core takes it."""
