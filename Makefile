@@ -55,6 +55,11 @@ $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/install
 	$(PIP) "factormax[$*]"
 	@touch $@
 
+# Formatting needs no build.
+$(STAMPS)/format: constraints.txt | $(BIN)/python
+	$(PIP) clang-format ruff
+	@mkdir -p $(STAMPS) && touch $@
+
 # ---- Targets -------------------------------------------------------------------------------------
 
 .PHONY: help
@@ -205,7 +210,7 @@ lint: $(STAMPS)/install $(STAMPS)/extra-dev $(STAMPS)/extra-torch  ## ruff, mypy
 	diff -u src/factormax/_core.pyi build/_core.pyi || { echo "The stub is stale: run 'make stubs'."; exit 1; }
 
 .PHONY: format
-format: $(STAMPS)/extra-dev  ## format the Python and C++ sources
+format: $(STAMPS)/format  ## format the Python and C++ sources
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_LIBRARY) $(CPP_TESTS) $(CUDA)
