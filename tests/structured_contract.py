@@ -137,10 +137,16 @@ class StructuredContract:
     fits_scale = (0.1, 1.0, 10.0)  # scales at which gradients are compared
 
     def cases(self) -> list[Case]:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}: define cases(), factors of several sizes with all structures "
+            f"of each, sizes of 1 among them."
+        )
 
     def padded(self) -> list[Padded]:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__}: define padded(), larger cases of which a part is absent, with "
+            f"the smaller case that remains of each."
+        )
 
     def draws(self, seed, repeat=3, scale=1.0, cases=None):
         rng = np.random.default_rng(seed)
@@ -437,7 +443,10 @@ class StructuredContract:
         assert found >= 3
 
     def whole(self, case, mask):
-        """Whether nothing but single entries is masked, (B,): nothing is absent."""
+        """Whether nothing but single entries is masked, (B,): nothing is absent.
+
+        By default that is a row; to be defined anew where something else can be absent.
+        """
         return mask.any(axis=-1).reshape(len(mask), -1).all(axis=-1)
 
     def test_a_padded_instance_is_the_smaller_one(self):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import factormax as fm
-from factormax import factors
+from factormax import factors, testing
 from factormax.factors.base import Row, RowFactor
 from factormax.scope import ListedPart
 from factormax.testing import check_factor
@@ -249,6 +249,33 @@ def test_an_oracle_that_is_rarely_wrong_is_noticed():
         check(Greedy, (3, 3))
 
 
+def test_a_better_structure_that_was_found_without_a_mask_is_called_so():
+    class Fewer(TwoOf):
+        """Where something is masked, one is on."""
+
+        def map(self, eta_u, eta_v):
+            m = TwoOf.map(self, eta_u, eta_v)[0]
+            if (eta_u == -np.inf).any():
+                m[np.flatnonzero(m)[-1:]] = 0
+            return m, []
+
+    with pytest.raises(AssertionError, match=r"; but .* \(found without a mask\) is worth"):
+        check(Fewer, 5)
+
+
+@pytest.mark.parametrize(("kind", "hint"), [(fm.Matching, True), (TwoOf, False)])
+def test_a_variable_that_changes_its_slot_is_hinted_at(kind, hint):
+    """The lists of an oracle are compared slot by slot; a factor of one's own has none."""
+    factor = kind(fm.FactorGraph().variable((2, 2)))
+    numbers = testing._random_numbers(factor, 1.0, 1, False, np.random.default_rng(0), None)
+    structures = np.array([[1.0, 0, 0, 1], [0, 1, 1, 0]])
+    with pytest.raises(AssertionError, match="differ in reduced score: ") as error:
+        testing._Seen(factor, None)._check_optimal(
+            numbers, 0, np.array([0.9, 0.1]), structures, np.zeros((2, 0))
+        )
+    assert ("does a variable always stand in the same slot" in str(error.value)) == hint
+
+
 def test_features_that_do_not_match_are_noticed():
     class Forgets(One):
         def map(self, eta_u, eta_v):
@@ -290,7 +317,8 @@ def test_an_oracle_that_finds_nothing_is_noticed():
                 return fm.NO_STRUCTURE
             return super().map(eta_u, eta_v)
 
-    with pytest.raises(AssertionError, match="Shy over u: map finds nothing, not even"):
+    message = r"Shy over u: map finds nothing, not even array\(.*\) \(found without a mask\)"
+    with pytest.raises(AssertionError, match=message):
         check(Shy, 5)
     check(Shy, 5, masks=False)
 

@@ -354,18 +354,19 @@ class _Seen:
                 f"there is one; if few scores have any, draw such scores by sample=."
             )
         for name, numbers, i, answer in answers:
-            eta_u, eta_v, _ = self._scores(numbers, i)
+            eta_u, eta_v, whole = self._scores(numbers, i)
+            unmasked = "" if whole else " (found without a mask)"
             known = self._values(self.assignments, self.features, eta_u, eta_v)
             best = known.max(initial=-np.inf)
             if answer is None:
                 if best > -np.inf:
-                    example = self.assignments[known.argmax()]
-                    _fail(self.factor, f"{name} finds nothing, not even {example!r}", numbers, i)
+                    example = f"{self.assignments[known.argmax()]!r}{unmasked}"
+                    _fail(self.factor, f"{name} finds nothing, not even {example}", numbers, i)
                 continue
             value = self._values(answer[0][None], answer[1][None], eta_u, eta_v)[0]
             if best > value + _tolerance(eta_u, eta_v):
                 k = known.argmax()
-                better = f"{self.assignments[k]!r} with features {self.features[k]!r}"
+                better = f"{self.assignments[k]!r} with features {self.features[k]!r}{unmasked}"
                 what = f"{name} returned {answer[0]!r} with features {answer[1]!r}, worth {value}"
                 _fail(self.factor, f"{what}; but {better} is worth {best}", numbers, i)
 
@@ -417,6 +418,8 @@ class _Seen:
         used = self._values(m[p > 0], n[p > 0], reduced, eta_v)
         if used.max() - used.min() > tolerance:
             what = f"structures of the solution differ in reduced score: {used!r}"
+            if not isinstance(self.factor, Factor):
+                what += " (does a variable always stand in the same slot of its oracle's list?)"
             _fail(self.factor, what, numbers, i)
         others = [(self.assignments, self.features)]
         for ask in self.oracles.values():

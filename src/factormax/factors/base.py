@@ -314,7 +314,9 @@ class RowFactor(BaseFactor):
     @classmethod
     def rows(cls, d: int) -> list[Row]:
         """The rows of one factor over d literals, at least one."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{cls.__name__}: define the class method rows(d), the list of its rows for d literals."
+        )
 
     @classmethod
     def _num_rows(cls, d: int) -> int:
