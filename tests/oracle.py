@@ -21,6 +21,7 @@ from itertools import product
 import clarabel
 import numpy as np
 import scipy.sparse as sp
+from meaning import MEANING
 from scipy.linalg import null_space
 from scipy.optimize import linprog, nnls
 
@@ -31,29 +32,6 @@ DUAL_TOL = 1e-9  # plus the resolution of the scores, see `_dual_tol`
 
 class Infeasible(Exception):
     """No point satisfies the rows."""
-
-
-# What the factors mean -------------------------------------------------------------------
-
-# kind -> predicate(x, params) over a 0/1 tuple of literals. Pair forbids nothing.
-MEANING = {
-    "Xor": lambda x, p: sum(x) == 1,
-    "AtMostOne": lambda x, p: sum(x) <= 1,
-    "Or": lambda x, p: any(x),
-    "Nand": lambda x, p: not all(x),
-    "Imply": lambda x, p: bool(x[-1]) or not all(x[:-1]),
-    "XorOut": lambda x, p: sum(x[:-1]) <= 1 and x[-1] == (sum(x[:-1]) == 1),
-    "OrOut": lambda x, p: x[-1] == any(x[:-1]),
-    "AndOut": lambda x, p: x[-1] == all(x[:-1]),
-    "Budget": lambda x, p: sum(x) <= p["budget"],
-    "AtLeast": lambda x, p: sum(x) >= p["count"],
-    "Exactly": lambda x, p: sum(x) == p["count"],
-    "Knapsack": lambda x, p: np.dot(p["costs"], x) <= p["budget"],
-    "Linear": lambda x, p: (
-        p.get("lower", -np.inf) - 1e-9 <= np.dot(p["coefs"], x) <= p.get("upper", np.inf) + 1e-9
-    ),
-    "Pair": lambda x, p: True,
-}
 
 
 @dataclass(frozen=True)

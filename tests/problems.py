@@ -1,36 +1,12 @@
 """Problems for the tests: random ones, the benchmark models, and how to build them in factormax."""
 
 import numpy as np
+from meaning import random_params
 from oracle import Problem, Term
 
 LOGIC = ("Xor", "AtMostOne", "Or", "Nand", "Imply", "XorOut", "OrOut", "AndOut")
 COUNTING = ("Budget", "AtLeast", "Exactly")
 ALL = (*LOGIC, *COUNTING, "Knapsack", "Pair")
-
-
-def random_params(kind: str, d: int, rng) -> dict:
-    """Parameters of a factor over d literals that bind often, and never alone are infeasible."""
-    match kind:
-        case "Budget":
-            return {"budget": int(rng.integers(0, d + 1))}
-        case "AtLeast" | "Exactly":
-            return {"count": int(rng.integers(0, d + 1))}
-        case "Knapsack":
-            costs = rng.uniform(0.1, 2, d)
-            return {"costs": costs, "budget": float(rng.uniform(0.1, 0.9) * costs.sum())}
-        case "Linear":
-            coefs = rng.normal(size=d)
-            point = float(coefs @ rng.uniform(0.1, 0.9, d))
-            width = float(rng.uniform(0.05, 0.5))
-            bounds = {"lower": point - width / 2, "upper": point + width / 2}
-            only = rng.choice(["lower", "upper", "both", "equal"])
-            if only in bounds:
-                bounds = {only: point}
-            elif only == "equal":
-                bounds = {"lower": point, "upper": point}
-            return {"coefs": coefs, **bounds}
-        case _:
-            return {}
 
 
 def random_term(kind: str, variables, rng, negate=False, scale=1.0) -> Term:

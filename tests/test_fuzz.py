@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from meaning import random_params
 
 import factormax as fm
 from fuzz import __main__ as command
@@ -25,6 +26,11 @@ def test_a_case_is_its_seed_and_number():
     for size in SIZES:
         assert as_text(generate(3, 5, size)) == as_text(generate(3, 5, size))
         assert as_text(generate(3, 5, size)) != as_text(generate(4, 5, size))
+
+
+def test_every_factor_is_known():
+    known = {*ROWS, *STRUCTURED, "Pair", "Factor"} - {"Own"}
+    assert known == set(fm.factors.__all__)
 
 
 def test_every_factor_is_drawn_masked_batched_and_in_both_precisions():
@@ -78,16 +84,18 @@ def single(kind, rng, **flags):
     elif kind == "SequenceBudget":
         shape = (6,)
         params = {"transitions": rng.normal(size=5), "budget": int(rng.integers(0, 5))}
-    else:
+    elif kind == "Table":
         sizes = (2, size, 2)
         shape, params = (sum(sizes),), {"sizes": sizes, "scores": rng.normal(size=sizes)}
+    else:
+        raise NotImplementedError(f"{kind}: give it a shape of at most 12 variables here.")
     n = int(np.prod(shape))
     index = rng.permutation(n).reshape(shape)
     return Case(2 * rng.normal(size=n), (Term(kind, index, (), params),))
 
 
 TREES = [{"projective": p, "single_root": s} for p in (False, True) for s in (False, True)]
-STRUCTURES = [(k, {}) for k in ("Matching", "Sequence", "SequenceBudget", "Table")]
+STRUCTURES = [(kind, {}) for kind in STRUCTURED if kind not in ("DepTree", "Own")]
 STRUCTURES += [("DepTree", flags) for flags in TREES]
 
 
@@ -123,9 +131,8 @@ def assert_worth_the_best(case):
 def single_structures(case):
     """All 0/1 assignments that the one factor allows."""
     term, present = case.terms[0], case.present
-    if term.kind in ("SequenceBudget", "Table"):
-        points = (np.arange(1 << case.n)[:, None] >> np.arange(case.n)) & 1
-    else:
+    points = (np.arange(1 << case.n)[:, None] >> np.arange(case.n)) & 1
+    if term.kind in ("DepTree", "Matching", "Sequence"):  # one variable of a row is on
         points = [np.zeros(case.n)]
         for row in term.index:
             here = [j for j in row if present[j]]
@@ -156,7 +163,9 @@ def test_rows_allow_what_the_definition_allows(kind):
             "Exactly": {"count": 1},
             "Knapsack": {"costs": rng.random(d), "budget": 0.6},
             "Linear": {"coefs": rng.normal(size=d), "lower": -0.5, "upper": 0.5},
-        }.get(kind, {})
+        }.get(kind)
+        if params is None:
+            params = random_params(kind, d, rng)
         term = Term(kind, np.arange(d)[None], tuple(rng.random(d) < 0.5), params)
         case = Case(np.zeros(d), (term,))
         program = model.relaxation(case)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from every_factor import EXAMPLES
 
 import factormax as fm
 
@@ -45,8 +46,20 @@ SIZE = 28  # scores: 12 of variables, up to 16 of a factor
 FIRST, SECOND = np.array([(i, j) for i in range(12) for j in range(i)])[::4][:16].T.reshape(2, 4, 4)
 WEIGHTS = np.abs(random(3, 4, seed=5)) + 0.1
 
+
+def from_example(example):
+    """Of the first variables of u, and the first of its own scores."""
+
+    def make(u, s):
+        variables = u.flatten()[: int(np.prod(example.shape))].reshape(example.shape)
+        return example.with_scores(variables, *[s for _ in example.own[:1]])
+
+    return make, next(iter(example.own), None)
+
+
 #: Of each factor: how it is made of u, `(3, 4)`, and its own scores; and their shape.
-FACTORS = {
+FACTORS = {kind: from_example(example) for kind, example in EXAMPLES.items()}
+FACTORS |= {
     "Xor": (lambda u, s: fm.Xor(u, axis=1), None),
     "AtMostOne": (lambda u, s: fm.AtMostOne(u, axis=0), None),
     "Or": (lambda u, s: fm.Or(~u, axis=1), None),

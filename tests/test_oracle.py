@@ -6,11 +6,15 @@ import cvxpy as cp
 import numpy as np
 import oracle
 import pytest
-from oracle import MEANING, Infeasible, Problem, Term
+from meaning import MEANING, RELAXED, random_params
+from oracle import Infeasible, Problem, Term
 from problems import ALL, random_problem, random_term
 from scipy.optimize import linprog
 
-HULLS = [kind for kind in ALL if kind not in ("Knapsack", "Pair")]
+from factormax import factors
+from factormax.factors.structured import StructuredFactor
+
+HULLS = [kind for kind in MEANING if kind not in (*RELAXED, "Pair")]
 
 
 def parameters(kind, d):
@@ -20,7 +24,8 @@ def parameters(kind, d):
         case "AtLeast" | "Exactly":
             return [{"count": k} for k in range(d + 1)]
         case _:
-            return [{}]
+            drawn = [random_params(kind, d, np.random.default_rng(seed)) for seed in range(6)]
+            return drawn if any(drawn) else [{}]
 
 
 @pytest.mark.parametrize("d", range(1, 6))
@@ -51,7 +56,9 @@ def test_pair_is_the_hull_of_its_four_states(neg):
 
 
 def test_every_kind_has_a_meaning():
-    assert set(MEANING) == {*ALL, "Linear"}
+    kinds = {kind: getattr(factors, kind) for kind in factors.__all__}
+    rows = {kind for kind, cls in kinds.items() if not issubclass(cls, StructuredFactor)}
+    assert set(MEANING) == rows and set(ALL) <= rows
 
 
 @pytest.mark.parametrize("scale", [0.1, 1, 10, 1e4])

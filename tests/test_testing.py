@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from every_factor import EXAMPLES, is_matching, is_tree, one_a_row
 
 import factormax as fm
 from factormax import factors, testing
@@ -11,7 +12,13 @@ from factormax.factors.base import Row, RowFactor
 from factormax.scope import ListedPart
 from factormax.testing import check_factor
 
+# Of 4 variables.
 CONTRACT = {
+    kind: (example.make, example.allowed)
+    for kind, example in EXAMPLES.items()
+    if not example.structured
+}
+CONTRACT |= {
     "Xor": (lambda u: fm.Xor(u), lambda on: on.sum() == 1),
     "AtMostOne": (lambda u: fm.AtMostOne(u), lambda on: on.sum() <= 1),
     "Or": (lambda u: fm.Or(u), lambda on: on.any()),
@@ -44,25 +51,13 @@ class TwoOf(fm.Factor):
         return np.where(eta_u == -np.inf, 0, m), []
 
 
-def is_tree(on):
-    """Every word has one head, and leads to a word that hangs from the root."""
-    heads = on.argmax(axis=1)
-    for _ in heads:
-        above = heads[heads]
-        heads = above
-    return (on.sum(axis=1) == 1).all() and np.diag(on)[heads].all()
-
-
-def is_matching(on):
-    return (on.sum(axis=1) == 1).all() and (on.sum(axis=0) <= 1).all()
-
-
-def one_a_row(on):
-    return (on.sum(axis=1) == 1).all()
-
-
-# The shape of u, the factor, and what it allows.
+# The shape of u, the factor, and what it allows; of these, larger ones than the examples.
 STRUCTURED = {
+    kind: (example.shape, example.with_scores, example.allowed)
+    for kind, example in EXAMPLES.items()
+    if example.structured
+}
+STRUCTURED |= {
     "DepTree": ((4, 4), lambda u: fm.DepTree(u), is_tree),
     "Matching": ((3, 4), lambda u: fm.Matching(u), is_matching),
     "Sequence": (

@@ -9,12 +9,10 @@ names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
+from every_factor import EXAMPLES
 
 import factormax as fm
 
@@ -25,63 +23,10 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 TIGHT = 1e-12
 
 
-@dataclass(frozen=True)
-class Case:
-    """A factor: the shape of its variables, those of its own scores, and how it is made."""
-
-    shape: tuple[int, ...]
-    own: tuple[tuple[int, ...], ...]
-    make: Callable[..., Any]
-    structured: bool = False
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (self.shape, *self.own)
-
-    @property
-    def size(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    def point(self, *batch: int) -> np.ndarray:
-        return np.random.default_rng(3).normal(size=(*batch, self.size))
-
-
-class Cheapest(fm.Factor):
-    """One variable is on, and so is its score."""
-
-    def map(self, eta_u, eta_v):
-        best = int(np.argmax(np.asarray(eta_u) + np.asarray(eta_v)))
-        return np.eye(len(eta_u))[best], np.eye(len(eta_u))[best]
-
-
-def logic(kind):
-    return Case((2, 3), (), lambda u: getattr(fm, kind)(u, axis=1))
-
-
-CASES = {kind: logic(kind) for kind in ("Xor", "AtMostOne", "Or", "Nand", "Imply", "XorOut")}
-CASES |= {kind: logic(kind) for kind in ("OrOut", "AndOut")}
-CASES |= {
-    "Budget": Case((4,), (), lambda u: fm.Budget(u, 1)),
-    "AtLeast": Case((4,), (), lambda u: fm.AtLeast(u, 2)),
-    "Exactly": Case((4,), (), lambda u: fm.Exactly(u, 2)),
-    "Knapsack": Case((4,), (), lambda u: fm.Knapsack(u, [1.0, 2.0, 0.5, 1.5], 1.7)),
-    "Linear": Case((4,), (), lambda u: fm.Linear(u, [1.0, -2.0, 0.5, 1.5], lower=-0.2, upper=0.7)),
-    "Pair": Case((4,), ((2,),), lambda u, s: fm.Pair(u[:2], u[1:3], s)),
-    "Table": Case((5,), ((2, 3),), lambda u, s: fm.Table([u[:2], u[2:]], s), True),
-    "Sequence": Case(
-        (3, 2), ((2, 2), (2,)), lambda u, s, first: fm.Sequence(u, s, initial=first), True
-    ),
-    "SequenceBudget": Case((4,), ((3,),), lambda u, s: fm.SequenceBudget(u, s, 2), True),
-    "DepTree": Case((3, 3), (), fm.DepTree, True),
-    "Matching": Case((2, 3), (), fm.Matching, True),
-    "Factor": Case((3,), ((3,),), Cheapest, True),
-}
-
-
 def test_every_factor_is_there():
     from factormax import factors
 
-    assert set(CASES) == set(factors.__all__)
+    assert set(EXAMPLES) == set(factors.__all__)
 
 
 def beside(u):
@@ -171,9 +116,9 @@ def front(request):
     return FRONTS[request.param]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=EXAMPLES)
 def case(request):
-    return CASES[request.param]
+    return EXAMPLES[request.param]
 
 
 @pytest.fixture
@@ -272,7 +217,7 @@ def test_temperature(front, case):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=name) for name, c in CASES.items() if c.structured]
+    "case", [pytest.param(c, id=name) for name, c in EXAMPLES.items() if c.structured]
 )
 def test_probs(front, case):
     def function(x):

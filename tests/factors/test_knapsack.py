@@ -10,7 +10,6 @@ import factormax as fm
 class TestKnapsack(CountContract):
     kind = "Knapsack"
     parameter = "budget"
-    integral = False
     bad = (-1, -0.5, np.nan)  # fractions are fine
 
     def others(self, d):

@@ -17,7 +17,6 @@ class TestLinear(CountContract):
     kind = "Linear"
     each = "coefs"
     parameter = "upper"
-    integral = False
     bad = (np.nan, -np.inf)
 
     def others(self, d):
