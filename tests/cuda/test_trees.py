@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import factormax as fm
 from factormax._engines.cpu import CpuEngine
 from factormax._engines.cuda import launcher
 from factormax._engines.cuda.engine import CudaEngine
+from factormax._engines.cuda.hubs import Hubs
 from factormax._engines.cuda.launcher import Launcher, plan_of
 from factormax._engines.cuda.plan import Layout, Plan, _Sizes
 from factormax._engines.cuda.trees import Trees
@@ -228,3 +230,4 @@ def test_projective_trees_have_no_kernel() -> None:
     fg = fm.FactorGraph()
     fg.add(fm.DepTree(fg.variable((300, 300))))
     assert "more than 255 words" in Plan(fg._form().model).unsupported
+    assert Hubs.reason(SimpleNamespace(kind=99, name="Window")) == "Window has no kernel"

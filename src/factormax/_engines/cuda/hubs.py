@@ -108,7 +108,8 @@ class Hubs:
         if factor.kind == OracleKind.callback:
             return "oracles in Python run on the CPU"
         if factor.kind not in _KINDS and factor.kind != OracleKind.matching:
-            return f"a projective {factor.name} has no kernel"
+            projective = "a projective " * (factor.kind == OracleKind.projective_tree)
+            return f"{projective}{factor.name} has no kernel"
         if len(factor.variables) > _MOST_VARS or factor.num_scores > _MOST_SCORES:
             return f"{factor.name} is too large for the kernels"
         return ""
