@@ -43,7 +43,7 @@ def write_structured_factor(root):
     before = registry.read_text(encoding="utf-8")
     include = '#include "factormax/oracle/table.hpp"\n'
     after = before.replace(include, include + '#include "factormax/oracle/window.hpp"\n')
-    after = after.replace("  ORACLE(callback", f"  {line.strip()} \\\n  ORACLE(callback")
+    after = after.replace("  ORACLE(callback", f"  {line.strip()}\n  ORACLE(callback")
     assert after.count("window") == 2
     registry.write_text(after, encoding="utf-8")
     return check
@@ -96,6 +96,38 @@ def search_path():
 
 
 def test_files_that_are_named_are_there():
-    text = section("## Where things are", "## Add a factor")
-    for path in re.findall(r"`((?:src|cpp|docs|fuzz|experiments)/[^`]*)`", text):
-        assert (ROOT / path).exists(), path
+    for text in (section("## Where things are", "## Add an engine"), section("## Fuzz", "## Lint")):
+        for path in re.findall(r"`((?:src|cpp|docs|fuzz|experiments|tests)/[^`]*)`", text):
+            assert (ROOT / path).exists(), path
+
+
+# Where the guides send a reader to add something, beside the two that are carried out above.
+PLACES = {
+    "fuzz/case.py": ["ROWS", "STRUCTURED"],
+    "fuzz/generate.py": ["_row_params", "_shape", "_sample", "_mask"],
+    "fuzz/model.py": ["_allows", "linear_rows", "valid_structure", "_LIFTS"],
+    "tests/contract.py": [
+        "AxisContract",
+        "CountContract",
+        *"each parameter bad others message".split(),
+    ],
+    "tests/every_factor.py": ["EXAMPLES"],
+    "tests/meaning.py": ["MEANING", "random_params", "RELAXED"],
+    "tests/oracle.py": ["rows"],
+    "tests/structured_contract.py": [
+        "StructuredContract",
+        *"cases padded impossible whole".split(),
+    ],
+    "tests/test_fuzz.py": ["single"],
+    "tests/test_reference_structures.py": ["FACTORS"],
+}
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_what_a_guide_names_is_there(path):
+    guide = section("## Fuzz", "## Lint") + section("## Add a factor", "## Add an engine")
+    code = (ROOT / path).read_text(encoding="utf-8")
+    assert f"`{path}`" in guide
+    for name in PLACES[path]:
+        assert f"`{name}`" in guide, name
+        assert re.search(rf"^ *(?:def |class )?{name}\b *[=:(|]", code, flags=re.MULTILINE), name

@@ -66,7 +66,7 @@ def check_factor(
         allowed: which 0/1 assignments satisfy it. Of a factor made of rows it is given the
             variables in the factor's order, negation undone, and exactly what it allows must
             satisfy the rows; for at most 12 variables. Of a structured factor it is given every
-            structure, in the shape of the variables.
+            structure that is found without a mask, in the shape of the variables.
         trials: how many random scores to try at each scale.
         scales: the standard deviations of the scores.
         masks: whether to mask variables, too.
