@@ -86,7 +86,7 @@ def test_only_the_infeasible_instances_of_a_batch(ask):
     with pytest.warns(fm.NotConvergedWarning, match=message):
         ask(fg)
     for bad in (0, (0,), (2, 0), (0, 0, 0), "x", None):
-        with pytest.raises(fm.GraphError, match="is no index into a batch of shape"):
+        with pytest.raises(fm.GraphError, match="is not an index into a batch of shape"):
             solution.conflict(bad)
 
 
@@ -96,7 +96,7 @@ def test_a_feasible_instance_has_no_conflict(ask):
     fg.add(fm.Xor(fg.variable_from(random(3))))
     solution = ask(fg)
     assert solution.conflict() == [] and solution.conflict(0) == []
-    with pytest.raises(fm.GraphError, match="no index"):
+    with pytest.raises(fm.GraphError, match="not an index"):
         solution.conflict(1)
 
 

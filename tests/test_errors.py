@@ -268,5 +268,5 @@ def test_a_factor_is_added_once():
     fg = fm.FactorGraph()
     u = fg.variable_from(np.zeros(2))
     pair = fg.add(fm.Pair(u[0], u[1], 1.0))
-    with pytest.raises(fm.GraphError, match=r"Pair over u\[0\], u\[1\]: it was added already"):
+    with pytest.raises(fm.GraphError, match=r"Pair over u\[0\], u\[1\] was already added"):
         fg.add(pair)

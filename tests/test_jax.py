@@ -408,7 +408,7 @@ def test_conflicts_are_named_outside_of_jit(structured):
     assert f"The first is instance (0, 0). {names}" in said(jax.grad(run), batch)
     assert f"The first is instance (0,). {names}" in said(jax.vmap(jax.grad(run)), batch)
     for transform, given in ((jax.vmap, batch[0]), (jax.jit, eta)):  # they are not
-        with pytest.raises(fm.GraphError, match="conflict: inside a transform"):
+        with pytest.raises(fm.GraphError, match=r"conflict: .* inside a transform"):
             transform(lambda e: (run(e, "ignore"), solutions[-1].conflict()))(given)
 
 
@@ -516,7 +516,7 @@ def test_what_is_refused():
         fg.variable_from(jnp.zeros(3, complex), name="v")
     with pytest.raises(fm.GraphError, match="u: an index can't be traced"):
         jax.jit(lambda i: u[i].shape)(1)
-    with pytest.raises(fm.GraphError, match="temperature: it is traced by JAX, but the scores"):
+    with pytest.raises(fm.GraphError, match="temperature is traced by JAX, but the scores"):
         own = fm.FactorGraph()
         own.variable_from(np.zeros(3))
         jax.jit(lambda t: own.solve(temperature=t).objective)(1.0)

@@ -96,7 +96,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `nn`, which needs torch, `jax`, `cuda` and `plot` when they are first asked for."""
+    """Imports `nn` (which needs torch), `jax`, `cuda` and `plot` on first use."""
     if name in ("cuda", "jax", "nn", "plot"):
         from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What there is to know of CUDA devices. Scores that are on one are solved there by themselves."""
+"""Utilities for CUDA devices. Scores that are on one are solved there automatically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["precompile", "unavailable"]
 
 
 def unavailable(device: int = 0) -> str:
-    """Why no kernel can run on a device, in one clause, or "" if it can."""
+    """The reason why kernels can't run on a device, in one clause, or "" if they can."""
     return driver.unavailable(device)
 
 
@@ -30,17 +30,17 @@ def precompile(
     dtypes: Sequence[Literal["float32", "float64"]] = ("float32",),
     device: int = 0,
 ) -> None:
-    """Compiles the kernels for a graph, so that no solve has to wait for them later.
+    """Compiles the kernels for a graph, so that no later solve has to wait for them.
 
-    They are kept on disk, in the folder that the environment variable `FACTORMAX_CACHE` names or in
-    the user's cache folder, and found there by other processes.
+    They are kept on disk, in the folder that the environment variable `FACTORMAX_CACHE` names, or
+    else in the user's cache folder, where other processes find them.
 
     Args:
-        graph: with its variables and factors; the scores do not matter.
-        batch_sizes: about how many instances will be solved at once: kernels differ for up to 256,
-            up to 4096, and more.
-        dtypes: of the scores.
-        device: its number.
+        graph: a graph with its variables and factors; the scores do not matter.
+        batch_sizes: roughly how many instances will be solved at once. There are different kernels
+            for up to 256, for up to 4096, and for more.
+        dtypes: the dtypes of the scores.
+        device: the number of the device.
 
     Raises:
         GraphError: if the graph has no kernel, or the device can't run any.

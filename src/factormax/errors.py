@@ -1,4 +1,4 @@
-"""What can go wrong. Every error names the object, what was expected, what came, and the remedy."""
+"""Errors and warnings. Each names the object, what was expected, what it got, and the remedy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = [
 
 
 class FactormaxError(Exception):
-    """Base class of all errors of factormax."""
+    """Base class of all factormax errors."""
 
 
 class GraphError(FactormaxError, ValueError):
-    """The graph is put together wrongly."""
+    """The graph, or an argument of a query, is invalid."""
 
 
 class ShapeError(GraphError):
@@ -33,11 +33,11 @@ class VariableIndexError(GraphError, IndexError):
 
 
 class GraphWarning(UserWarning):
-    """The graph is probably not put together as it was meant."""
+    """The graph is probably not what was meant."""
 
 
 class NotConvergedError(FactormaxError, RuntimeError):
-    """A query did not reach an answer. `solution` holds what there is, where there is one."""
+    """A query did not reach an answer. `solution` is what it did reach, or None."""
 
     def __init__(self, message: str, solution: Any = None) -> None:
         super().__init__(message)

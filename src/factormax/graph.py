@@ -1,4 +1,4 @@
-"""The builder: variables and factors go in, queries are asked of it."""
+"""The graph: add variables and factors to it, then ask it queries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = ["FactorGraph", "TorchFactorGraph", "checked_options"]
 
 F = TypeVar("F", bound=BaseFactor)
 OnFailure: TypeAlias = Literal["warn", "raise", "ignore"]
-MOST = 2**31 - 1  # that the core counts to
+MOST = 2**31 - 1  # the largest count that the core can hold
 
 
 class FactorGraph:
@@ -58,7 +58,7 @@ class FactorGraph:
     `solve` finds the maximum of $\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f - \tfrac12 \|\mu\|^2$
     over the $\mu$ that all factors agree with: sparse, unique and differentiable. The instances of
     a batch (the first `batch_dims` dimensions of all scores) share the factors; scores, masks and
-    parameters may differ. docs/reference/queries.md has every option of the queries.
+    parameters may differ. docs/reference/queries.md describes every option of the queries.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -76,16 +76,16 @@ class FactorGraph:
         self._record = record = Record(batch_dims)
         self.batch_dims, self.batch_shape = batch_dims, record.batch_shape
         self._tensors = record.tensors
-        self._variables: list[Variable] = []  # of each of them
+        self._variables: list[Variable] = []  # one per tensor
         self._factors: list[BaseFactor] = []
         self._structured: list[StructuredFactor] = []
 
-    # What a graph begins with; set on it when there is more to say. Types are in comments, for
-    # annotations would be in `help`.
+    # The defaults of a new graph; set on the instance when they change. Types are in comments,
+    # because annotations would show up in `help`.
     _num_variables = 0
     _masked = False  # whether any variable has a mask
-    _uses_torch = False  # whether there are scores that are torch tensors
-    _uses_jax = False  # or arrays of JAX
+    _uses_torch = False  # whether any scores are torch tensors
+    _uses_jax = False  # whether any scores are JAX arrays
     _formed = None  # type: Form | None
     _parts = ()  # type: Sequence[Scores] | None
     _traced = None  # type: tuple[Any, ...] | None  # how a compiled function solved it
@@ -101,7 +101,7 @@ class FactorGraph:
         self, scores: torch.Tensor, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable[torch.Tensor]: ...
 
-    @overload  # before NumPy's: they are array-like too
+    @overload  # before NumPy's, because JAX arrays are array-like too
     def variable_from(  # type: ignore[overload-overlap]
         self, scores: jax.Array, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable[jax.Array]: ...
@@ -114,8 +114,8 @@ class FactorGraph:
     def variable_from(
         self, scores: ArrayLike, mask: ArrayLike | None = None, name: str | None = None
     ) -> Variable:
-        """Adds binary variables with these scores, `(*batch, *shape)`; `name` is for messages.
-        Where the boolean `mask` is False, or a score −inf, a variable is off: all see it as 0.
+        """Adds binary variables with these scores, `(*batch, *shape)`; messages use `name`.
+        A variable is off (0 for every factor) where the boolean `mask` is False or its score −inf.
         """
         label = name or (self._default_name() if self._tensors else "u")
         torch_scores = is_tensor(scores)
@@ -140,8 +140,8 @@ class FactorGraph:
                 self.batch_shape = record.batch_shape = full[:k]
             elif record.batch_shape != full[:k]:
                 raise ShapeError(
-                    f"{label}: the batch dimensions must be {record.batch_shape}, as of the "
-                    f"variables before, got scores of shape {full}."
+                    f"{label}: the batch dimensions must be {record.batch_shape}, like those of "
+                    f"earlier variables, got scores of shape {full}."
                 )
         if mask is not None:
             mask = _checked_mask(label, mask, full)
@@ -153,14 +153,14 @@ class FactorGraph:
         dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if any(not isinstance(s, (int, np.integer)) or not 0 <= s <= MOST for s in dims):
             raise ShapeError(
-                f"A shape is made of whole numbers from 0 to {MOST}, got {shown(shape)}."
+                f"A shape must consist of whole numbers from 0 to {MOST}, got {shown(shape)}."
             )
         return self._append(name or self._default_name(), tuple(int(s) for s in dims), None, None)
 
     def add(self, factor: F) -> F:
         """Adds a factor over variables of this graph, and returns it."""
         made = self._record.made
-        if made and made[-1] is factor:  # most often: over variables of this graph, and new
+        if made and made[-1] is factor:  # the usual case: new, and over variables of this graph
             made.pop()
         else:
             self._check_addable(factor)
@@ -181,10 +181,10 @@ class FactorGraph:
         if factor._record is not self._record:
             raise GraphError(f"{factor.name}: the variables belong to another graph.")
         if factor._added:
-            raise GraphError(f"{factor.name}: it was added already. Make another to add it twice.")
+            raise GraphError(f"{factor.name} was already added. To add it twice, make another.")
 
     def _take_scores(self, factor: BaseFactor) -> None:
-        """Has a look at the scores of a factor that is added."""
+        """Notes which library the scores of an added factor belong to."""
         self._parts = None
         for part in factor._score_parts:
             if is_tensor(part.given):
@@ -196,7 +196,7 @@ class FactorGraph:
                 self._uses_jax = True
 
     def _warn_of_forgotten(self) -> None:
-        """Warns of factors that were made and never added, once."""
+        """Warns once of factors that were made but never added."""
         names = [f.name for f in self._record.made if f._complete]
         self._record.made.clear()
         if names:
@@ -246,8 +246,8 @@ class FactorGraph:
         warm_start: Solution | None = None,
         temperature: ArrayLike | None = None,
     ) -> Solution:
-        """Finds the LP-SparseMAP solution; `value` of the variables and factors then hold it.
-        `on_failure` says what to do where the constraints do not hold up to `tol` in `max_iter`
+        """Finds the LP-SparseMAP solution; read it from `value` of the variables and factors.
+        `on_failure` says what to do if the constraints do not hold to within `tol` after `max_iter`
         passes. `temperature` divides all scores. `method="admm"` is the paper's algorithm.
         """
         options = checked_options(method, tol, max_iter, max_inner_iter, step_size, on_failure)
@@ -256,13 +256,13 @@ class FactorGraph:
         return self._ask(options, warm_start, temperature)
 
     def _checked_temperature(self, temperature: ArrayLike) -> Any:
-        """As an array, or as a tensor that may need a gradient."""
+        """The temperature as an array, or as a tensor that may require a gradient."""
         given = checked_temperature(temperature, self._known_batch_shape())
         if is_jax(given) and not self._uses_jax:
             if is_tracer(given):
                 raise GraphError(
-                    "temperature: it is traced by JAX, but the scores are not JAX arrays. Pass "
-                    "them as JAX arrays."
+                    "temperature is traced by JAX, but the scores are not JAX arrays. Pass the "
+                    "scores as JAX arrays."
                 )
             return to_numpy(given)
         if not is_tensor(given) or self._uses_torch:
@@ -283,7 +283,7 @@ class FactorGraph:
         return front.solve(self, options, warm_start, temperature)  # type: ignore[no-any-return]
 
     def _refuse_tracers(self) -> None:
-        """Raises for masks and parameters that JAX traces beside scores of NumPy."""
+        """Raises if JAX traces a mask or a parameter while the scores are NumPy arrays."""
         traced = [t.name + ": the mask" for t in self._tensors if is_tracer(t.mask)]
         traced += [f.name for f in self._factors if any([is_tracer(p) for p in f._params])]
         if traced:
@@ -293,7 +293,7 @@ class FactorGraph:
             )
 
     def _front(self) -> Any:
-        """What knows the library of the scores."""
+        """The module that handles the library of the scores."""
         if self._uses_torch:
             import factormax._fronts.torch as front
         elif self._uses_jax:
@@ -317,7 +317,7 @@ class FactorGraph:
         warm_start: Solution | None = None,
     ) -> Solution:
         """Finds the LP-MAP answer, without the quadratic term: the best structure if `integral`.
-        No structure scores more than `upper_bound`. `surrogate` stands in for its gradient, 0.
+        No structure scores above `upper_bound`. `surrogate` replaces the gradient, which is 0.
         """
         one_of("surrogate", surrogate, (None, "straight-through", "spigot"))
         checked = checked_options(
@@ -328,7 +328,7 @@ class FactorGraph:
     def _solve_whole(
         self, *, tol: float, max_iter: int, max_inner_iter: int, on_failure: str
     ) -> Solution:
-        """The LP-MAP answer as a 0/1 structure, also where several tie; for the layers."""
+        """The LP-MAP answer as a 0/1 structure, even if several tie; for the layers."""
         checked = checked_options(
             "auto", tol, max_iter, max_inner_iter, 1.0, on_failure, linear=True
         )
@@ -343,8 +343,8 @@ class FactorGraph:
         max_iter: int = 1000,
         on_failure: OnFailure = "warn",
     ) -> Solution:
-        """Finds the best structure by branch and bound; it is proved to be if `optimal`, else the
-        best found in `max_nodes` relaxations or `time_limit` seconds per instance (NaN: none was).
+        """Finds the best structure by branch and bound: proved best if `optimal`, else the best
+        found in `max_nodes` relaxations or `time_limit` seconds per instance (NaN if none was).
         """
         checked = checked_options("auto", tol, max_iter, 100_000, 1.0, on_failure, linear=True)
         nodes = whole_number("max_nodes", max_nodes, 1, MOST)
@@ -366,8 +366,8 @@ class FactorGraph:
         on_failure: OnFailure = "warn",
         temperature: ArrayLike | None = None,
     ) -> Any:
-        """A loss per instance, `(*batch,)`: 0 where the graph answers the 0/1 `targets`, which are
-        0 if masked. Where `mask` is False, the best completion is taken. `cost` is for "hinge".
+        """The loss per instance, `(*batch,)`: 0 if the answer is the 0/1 `targets`, which must be 0
+        if masked. Where `mask` is False, the best completion is used. `cost` is for "hinge".
         """
         args = (targets, kind, cost, mask, tol, max_iter, on_failure, temperature)
         if may_be_traced() and self._uses_torch:
@@ -408,7 +408,7 @@ class FactorGraph:
     # ---- for the fronts --------------------------------------------------------------------------
 
     def _form(self) -> Form:
-        """What is in the graph, without the numbers."""
+        """The content of the graph without its numbers."""
         if self._formed is None:
             self._formed = form_of(self)
         return self._formed
@@ -418,7 +418,7 @@ class FactorGraph:
         return [param for f in self._factors if f._params for param in f._params]
 
     def _own_oracles(self) -> tuple[Any, ...]:
-        """For each structured factor that of the user's own, or None; () if there is none."""
+        """One entry per structured factor: it, if user-defined, else None; () if none is."""
         if not self._structured or not any([isinstance(f, Factor) for f in self._structured]):
             return ()
         own = [(f if isinstance(f, Factor) else None, f._count) for f in self._structured]
@@ -431,7 +431,7 @@ class FactorGraph:
         return self._parts
 
     def _score_owners(self) -> list[BaseFactor]:
-        """The factor of each of them."""
+        """The factor that owns each of the `_score_parts`."""
         return [f for f in self._scored() for _ in f._score_parts]
 
     def _scored(self) -> list[BaseFactor]:
@@ -449,7 +449,7 @@ class FactorGraph:
         """The batch dimensions.
 
         Raises:
-            GraphError: if nothing in the graph tells them.
+            GraphError: if nothing in the graph determines them.
         """
         if not self._tensors:
             raise GraphError("The graph has no variables: add some with fg.variable_from(scores).")
@@ -467,14 +467,14 @@ class FactorGraph:
             raise GraphError(f"warm_start takes a Solution, got {type(warm_start).__name__}.")
         if warm_start.query == "decode":
             raise GraphError(
-                "warm_start: a solution of fg.decode() has no multipliers to begin from. Pass one "
+                "warm_start: a solution of fg.decode() has no multipliers to start from. Pass one "
                 "of fg.solve() or fg.solve_map()."
             )
         tau = warm_start.multipliers
         if tuple(tau.shape) != (batch, dual):
             raise ShapeError(
-                f"warm_start: the earlier solution has multipliers of shape {tuple(tau.shape)}, "
-                f"this graph needs {(batch, dual)}. It must come from the same factors and batch."
+                f"warm_start: the earlier solution has multipliers of shape {tuple(tau.shape)}; "
+                f"this graph needs {(batch, dual)}. It must have the same factors and batch size."
             )
         return tau
 
@@ -484,7 +484,7 @@ class FactorGraph:
         factor_values: Sequence[tuple[Scores, Any]],
         structures: Sequence[tuple[StructuredFactor, Any]],
     ) -> None:
-        """Keeps the answer of a query, for `value`, `structures` and `probs` to hand out."""
+        """Stores the answer of a query, which `value`, `structures` and `probs` return."""
         record = self._record
         record.values, record.factor_values = values, factor_values
         record.structures = [answer for _, answer in structures] if structures else ()
@@ -492,11 +492,11 @@ class FactorGraph:
             record.compiled = self
 
     def summary(self) -> None:
-        """Prints a table of the variables and one of the factors."""
+        """Prints a table of the variables and a table of the factors."""
         print(summary(self))
 
     def to_dot(self) -> str:
-        """The graph as text for Graphviz; `fm.plot.graph` draws it without."""
+        """The graph as text for Graphviz; `fm.plot.graph` draws it without Graphviz."""
         from factormax.plot import to_dot
 
         return to_dot(self)
@@ -514,20 +514,24 @@ class FactorGraph:
         return f"<FactorGraph of {variables} and {factors}{batch}>"
 
 
-#: The same class under the paper's name.
+#: The same class under the name used in the paper.
 TorchFactorGraph = FactorGraph
 
 
 def _checked_dims(batch_dims: Any) -> int:
     whole = isinstance(batch_dims, (int, np.integer)) and not isinstance(batch_dims, bool)
     if not whole or batch_dims < 0:
-        raise GraphError(f"batch_dims must be a whole number, at least 0, got {shown(batch_dims)}.")
+        raise GraphError(
+            f"batch_dims must be a non-negative whole number, got {shown(batch_dims)}."
+        )
     return int(batch_dims)
 
 
 def _as_array(label: str, scores: Any) -> npt.NDArray[Any]:
     if isinstance(scores, np.ma.MaskedArray):
-        raise GraphError(f"{label}: a NumPy masked array; pass its data, and mask=~array.mask.")
+        raise GraphError(
+            f"{label}: scores are a NumPy masked array. Pass array.data, and mask=~array.mask."
+        )
     return scores if is_jax(scores) else np.asarray(scores)
 
 
@@ -548,14 +552,14 @@ def _checked_mask(label: str, mask: Any, shape: tuple[int, ...]) -> Any:
 
 
 def checked_options(*given: Any, linear: bool = False) -> Options:
-    """The arguments of a query, if they make sense; in the order of `_made_options`."""
+    """The arguments of a query, checked; in the order of `_made_options`."""
     make: Callable[..., Options] = _made_options
     if is_tracing():
         return make(*given, linear)
     last, found = _last_options.get(linear, ((), None))
     if found is not None and all(map(is_, given, last)):
         return found
-    if tuple(map(type, given)) != (str, float, int, int, float, str):  # may be written to
+    if tuple(map(type, given)) != (str, float, int, int, float, str):  # may be mutable
         return make(*given, linear)
     found = _remembered_options(*given, linear)
     _last_options[linear] = given, found
@@ -582,7 +586,7 @@ def _made_options(
     )
 
 
-#: For a training loop that asks with the same options again and again: those of the last queries,
-#: quadratic and linear ones, and the objects that they were made from.
+#: For a training loop that repeats the same options: those of recent queries, and for the last
+#: quadratic and the last linear query also the objects they were made from.
 _remembered_options = lru_cache(maxsize=64)(_made_options)
 _last_options: dict[bool, tuple[tuple[Any, ...], Options | None]] = {}

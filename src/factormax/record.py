@@ -1,8 +1,8 @@
-"""What the variables and factors of a graph know of it.
+"""What the variables and factors of a graph know about it.
 
-They refer to this and not to the graph, which refers to them: so there are no cycles, and a graph
-is freed as soon as nobody holds it. A training loop builds one at each step, and would pay for the
-garbage collector otherwise.
+They refer to this record rather than to the graph, which refers to them. So there are no cycles,
+and a graph is freed as soon as nobody holds it; a training loop, which builds one at each step,
+would otherwise pay for the garbage collector.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class VariableTensor:
 class Record:
     """The variables of a graph, and the answers of the last query."""
 
-    values: Sequence[Any] | None = None  # of each tensor of variables
+    values: Sequence[Any] | None = None  # one per tensor of variables
     factor_values: Sequence[tuple[Scores, Any]] = ()
-    structures: Sequence[Any] = ()  # of each structured factor that was added
-    #: The graph, if a compiled function solved it: to list structures, it is solved again.
+    structures: Sequence[Any] = ()  # one per structured factor that was added
+    #: The graph, if a compiled function solved it: it is solved again to list structures.
     compiled: FactorGraph | None = None
 
     def __init__(self, batch_dims: int) -> None:
         self.batch_dims = batch_dims
         self.batch_shape: tuple[int, ...] | None = None if batch_dims else ()
         self.tensors: list[VariableTensor] = []
-        self.made: list[BaseFactor] = []  # factors over the variables, not added so far
+        self.made: list[BaseFactor] = []  # factors over the variables, not added yet
 
     @property
     def num_variables(self) -> int:
@@ -57,7 +57,7 @@ class Record:
         return sum([t.size for t in self.tensors])
 
     def expect_no_more_of(self, factor: BaseFactor) -> None:
-        """No query warns that this factor was never added."""
+        """Keeps queries from warning that this factor was never added."""
         self.made[:] = [f for f in self.made if f is not factor]
 
     def value_of(self, variable: Variable) -> Any:
@@ -82,7 +82,7 @@ class Record:
         )
 
     def listed(self, factor: StructuredFactor, what: str) -> Any:
-        """What a structured factor hands out: its "structures", "probs" or "num_structures"."""
+        """What a structured factor returns for "structures", "probs" or "num_structures"."""
         if may_be_traced():
             from factormax._fronts.torch import untraced
 
@@ -90,7 +90,7 @@ class Record:
         return getattr(self.answer_of(factor), what)
 
     def answer_of(self, factor: StructuredFactor) -> Any:
-        """What the last query found of a structured factor."""
+        """What the last query found for a structured factor."""
         place = factor._place
         if place is None or place >= len(self.structures):
             raise GraphError(

@@ -26,12 +26,12 @@ def _same(array: Any) -> Any:
 
 
 class _Forgotten:
-    """Takes the place of `differentiate` in a solution that was pickled."""
+    """Replaces `differentiate` in a solution that was pickled."""
 
     def __call__(self, *_: Any) -> dict[Any, Any]:
         raise GraphError(
-            "This solution was pickled (or deeply copied), and does not know its graph any more. "
-            "Solve the graph again, from warm_start=solution."
+            "This solution was pickled (or deep-copied), and no longer knows its graph. "
+            "Solve the graph again, with warm_start=solution."
         )
 
     jvp = __call__
@@ -39,7 +39,7 @@ class _Forgotten:
 
 @dataclass(eq=False)
 class Details:
-    """What a solution tells of each instance, `(B,)`, and its multipliers, `(B, R)`."""
+    """What a solution says about each instance, `(B,)`, and its multipliers, `(B, R)`."""
 
     status: Array
     iterations: Array
@@ -48,8 +48,8 @@ class Details:
     dual_residual: Array
     tau: Array
     engine: str = "cpu"
-    upper_bound: Array | None = None  # of linear programs, as the next
-    integral: Array | None = None
+    upper_bound: Array | None = None  # for linear programs only
+    integral: Array | None = None  # likewise
 
 
 @dataclass(eq=False, repr=False)
@@ -57,22 +57,22 @@ class Solution:
     r"""How a query ended, for each instance of the batch.
 
     `status`, `converged`, `iterations`, `primal_residual` and `dual_residual` are per instance. A
-    solution can be pickled and serve as a warm start afterwards; its gradients stay behind.
+    pickled solution can still serve as a warm start, but it has lost its gradients.
     """
 
     optimum: Array | Callable[[], Array]  # the objective, or a function that finds it
     raw: Any  # a `RawSolution`, which lives as long as this, or `Details`
     batch_shape: tuple[int, ...]
     query: Literal["solve", "solve_map", "decode"] = "solve"
-    wrap: Callable[[Any], Any] = _same  # from what is held to the caller's library
+    wrap: Callable[[Any], Any] = _same  # from the arrays held to the caller's library
     differentiate: Callable[..., dict[Any, Any]] | None = None
-    conflicts: Conflicts | None = None  # of infeasible instances; None: there are none
+    conflicts: Conflicts | None = None  # of infeasible instances; None if there are none
 
     def __copy__(self) -> Solution:
         return replace(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but the way back to the scores, which hangs on the graph."""
+        """What is pickled: everything but the way back to the scores, which needs the graph."""
         state = dict(self.__dict__)
         objective: Any = self.objective
         state["optimum"] = objective.detach() if is_tensor(objective) else objective
@@ -87,18 +87,18 @@ class Solution:
         It is $\eta \cdot \mu$ + the factor-score part − ½‖μ‖² (without the last term for LP-MAP),
         with all scores divided by the temperature, if there is one.
         """
-        if callable(self.optimum):  # not before it is asked for: a small solve would wait for it
+        if callable(self.optimum):  # computed on demand, to keep small solves fast
             self.optimum = self.optimum()
         return self.optimum
 
     @property
     def multipliers(self) -> Array:
-        """What a warm start begins from, `(batch size, multipliers)`."""
+        """What a warm start starts from, `(batch size, number of multipliers)`."""
         return self.wrap(self.raw.tau)  # type: ignore[no-any-return]
 
     @property
     def engine(self) -> str:
-        """Where it was solved, such as "cpu"; and why, if that is not the device of the scores.
+        """Where it was solved, such as "cpu", and why there if not on the device of the scores.
 
         Example:
             >>> import numpy as np, factormax as fm
@@ -116,12 +116,12 @@ class Solution:
 
     @property
     def iterations(self) -> Array:
-        """Passes over the graph, or over the part of it that took most of them, `(*batch,)`."""
+        """Passes over the graph, or over the component that needed the most, `(*batch,)`."""
         return self._batch(self.raw.iterations)
 
     @property
     def oracle_calls(self) -> Array:
-        """Calls of the structured factors' MAP oracles, `(*batch,)`; 0 if rows took their place."""
+        """Calls of the structured factors' MAP oracles, `(*batch,)`; 0 if rows replaced them."""
         return self._batch(self.raw.oracle_calls)
 
     @property
@@ -158,20 +158,20 @@ class Solution:
 
     @property
     def primal_residual(self) -> Array:
-        """How far the constraints are from holding, `(*batch,)`."""
+        """By how much the constraints are violated, `(*batch,)`."""
         return self._batch(self.raw.primal_residual)
 
     @property
     def dual_residual(self) -> Array:
-        """How far the last step moved ("admm"), or the projected gradient, `(*batch,)`."""
+        """The size of the last step ("admm"), or of the projected gradient, `(*batch,)`."""
         return self._batch(self.raw.dual_residual)
 
     @property
     def status(self) -> Any:
-        """A `Status`, or for a batch an array of them, `(*batch,)`; its value is the advice.
+        """A `Status`, or an array of them, `(*batch,)`; its value says what to do.
 
-        While JAX traces, and inside a transform of `torch.func`, the codes of them, an array of
-        whole numbers: see `Status.from_code`.
+        While JAX traces, and inside a transform of `torch.func`, it is an array of their codes,
+        which are whole numbers: see `Status.from_code`.
         """
         found = self._batch(self.raw.status)
         if self._is_transformed:
@@ -187,16 +187,16 @@ class Solution:
     def conflict(self, instance: int | tuple[int, ...] = ()) -> list[FactorName]:
         """The factors that exclude each other in an infeasible instance, by name.
 
-        Each name is a text with two attributes: `factor`, the factor itself, and `row`, which of
-        the factors it is that one object with `axis=` stands for.
+        Each name is a string with two attributes: `factor`, the factor itself, and `row`, which
+        says which one it is if `axis=` made several.
 
         Args:
-            instance: an index into the batch; may be left out without batch dimensions.
+            instance: an index into the batch; not needed without batch dimensions.
 
         Returns:
-            The factors that the solver's proof needs, none of which the proof can do without; not
-            always the fewest possible. Empty if the instance is feasible, if `decode` found out
-            only by searching, and inside `torch.compile`.
+            The factors that the solver's proof of infeasibility uses; it needs every one of them,
+            though another proof may need fewer. Empty if the instance is feasible, if `decode`
+            proved it infeasible only by searching, and inside `torch.compile`.
 
         Raises:
             GraphError: for an index that does not fit the batch.
@@ -220,18 +220,18 @@ class Solution:
             fits = False
         if not fits:
             raise GraphError(
-                f"conflict: {instance!r} is no index into a batch of shape {self.batch_shape}."
+                f"conflict: {instance!r} is not an index into a batch of shape {self.batch_shape}."
             )
         if self._is_transformed:
             raise GraphError(
-                "conflict: inside a transform there are no numbers to look at. Solve the instance "
+                "conflict: there are no numbers to look at inside a transform. Solve the instance "
                 "again outside of it."
             )
         return [] if self.conflicts is None else self.conflicts(flat)
 
     @property
     def _is_transformed(self) -> bool:
-        """Whether JAX traces it, or it is inside a transform of `torch.func`."""
+        """Whether JAX is tracing it, or it is inside a transform of `torch.func`."""
         return not is_tracing() and is_hidden(self.raw.status)
 
     def __repr__(self) -> str:
@@ -255,7 +255,7 @@ class Solution:
         return f"<{of}, batch {self.batch_shape}: {what} after at most {after}{self._proved()}>"
 
     def _proved(self) -> str:
-        """What the repr says of the answers of a query for whole structures."""
+        """What the repr says about the answers of `solve_map` and `decode`."""
         if self.query not in ("solve_map", "decode"):
             return ""
         word = "integral" if self.query == "solve_map" else "proved optimal"
@@ -271,7 +271,7 @@ class Solution:
         probs: Mapping[BaseFactor, Any] | None = None,
         objective: Any = None,
     ) -> dict[Any, Any]:
-        """The vector–Jacobian product, for NumPy, which has no tape.
+        """The vector–Jacobian product; for NumPy, which has no automatic differentiation.
 
         Args:
             grads: for variables (or slices) and factors with scores, the gradient of a loss with
@@ -280,12 +280,12 @@ class Solution:
             objective: the gradient with respect to `objective`, `(*batch,)`.
 
         Returns:
-            The gradient with respect to every variable's and factor's scores. Further scores of
+            The gradient with respect to the scores of every variable and factor. Further scores of
             the same factor have keys such as `(sequence, "initial")`; a temperature has the key
             "temperature".
 
         Raises:
-            GraphError: for a key that has no value, or if the scores were torch tensors.
+            GraphError: for a key that has no value, or if the scores were not NumPy arrays.
             ShapeError: if a gradient does not have the shape of the value.
 
         Example:
@@ -310,7 +310,7 @@ class Solution:
         return derivative(grads, probs or {}, objective)  # type: ignore[no-any-return]
 
     def jvp(self, moves: Mapping[Any, Any]) -> dict[Any, Any]:
-        """The Jacobian–vector product, for NumPy: how the values move with the scores.
+        """The Jacobian–vector product; for NumPy. It says how the values move with the scores.
 
         Args:
             moves: for variables (or slices) and factors with scores, the direction in which their
@@ -318,11 +318,11 @@ class Solution:
                 keys such as `(sequence, "initial")`; a temperature has the key "temperature".
 
         Returns:
-            The direction in which the value of every variable and factor moves, and, under the key
-            "objective", that of the objective.
+            The direction in which the value of every variable and factor moves; the key
+            "objective" holds the direction of the objective.
 
         Raises:
-            GraphError: for a key that has no scores, or if the scores were torch tensors.
+            GraphError: for a key that has no scores, or if the scores were not NumPy arrays.
             ShapeError: if a direction does not have the shape of the scores.
 
         Example:

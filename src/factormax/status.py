@@ -1,4 +1,4 @@
-"""How a query ended, in words that say what to do."""
+"""How a query ended, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Status"]
 
 
 class Status(Enum):
-    """How a query ended; the value is the advice.
+    """How a query ended; the value says what to do.
 
     Example:
         >>> from factormax import Status
@@ -27,29 +27,29 @@ class Status(Enum):
         "No assignment satisfies all the factors (proved). "
         "Check budgets, counts and masks, or drop a factor; the values are NaN."
     )
-    INTERRUPTED = "The solve was stopped from outside; the values are not a solution."
+    INTERRUPTED = "The solve was interrupted; the values are not a solution."
     STALLED = (
         "No further progress was possible in double precision before the tolerance was met. "
         "Scale the scores down."
     )
 
     NOT_PROVED = (
-        "The search ended before the best structure was proved to be the best. "
+        "The search ended before any structure was proved to be the best. "
         "Raise `max_nodes` or `time_limit`; `upper_bound` tells how far off it may be."
     )
     INVALID = (
-        "A score, mask or parameter that was traced by JAX makes no sense (NaN, +inf, a negative "
-        "count); the values are NaN. Outside of jax.jit the same call raises, and names it."
+        "A score, mask or parameter that was traced by JAX is invalid (NaN, +inf, a negative "
+        "count); the values are NaN. Outside jax.jit the same call raises an error that names it."
     )
 
     @property
     def code(self) -> int:
-        """The number by which the core knows the status."""
+        """The number that stands for the status in the core."""
         return _CODES[self]
 
     @classmethod
     def from_code(cls, code: int) -> Status:
-        """The status of a code of the core."""
+        """The status that a code stands for."""
         return _MEMBERS[code]
 
 
@@ -60,6 +60,6 @@ _CODES = {
     Status.INTERRUPTED: int(_core.Status.interrupted),
     Status.STALLED: int(_core.Status.stalled),
     Status.NOT_PROVED: int(_core.Status.not_proved),
-    Status.INVALID: 1 + max(map(int, _core.Status)),  # the core is never asked
+    Status.INVALID: 1 + max(map(int, _core.Status)),  # not known to the core
 }
 _MEMBERS = {code: status for status, code in _CODES.items()}

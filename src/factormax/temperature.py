@@ -1,4 +1,4 @@
-"""Temperatures: one for all instances, or one for each, which divides their scores."""
+"""Temperatures, which divide the scores: one for all instances, or one per instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
 
     Raises:
         ShapeError: if it is not broadcastable to the batch.
-        GraphError: if it holds what is not a positive number.
+        GraphError: if it holds anything but positive numbers.
     """
     kept = is_tensor(temperature) or is_jax(temperature)
     given: Any = temperature if kept else np.asarray(temperature)
@@ -52,7 +52,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
 
 
 def spread_temperature(temperature: Any, batch: tuple[int, ...]) -> FloatArray:
-    """One for each instance, `(B, 1)`, in float64."""
+    """One temperature per instance, `(B, 1)`, in float64."""
     numbers = np.broadcast_to(np.asarray(temperature, dtype=np.float64), batch)
     return numbers.reshape(-1, 1)
 
@@ -60,7 +60,7 @@ def spread_temperature(temperature: Any, batch: tuple[int, ...]) -> FloatArray:
 def sum_to_temperature(
     grad: FloatArray, shape: tuple[int, ...], batch: tuple[int, ...]
 ) -> FloatArray:
-    """The gradient for each instance, `(B,)`, as that of a temperature of this shape."""
+    """Sums a gradient per instance, `(B,)`, to the shape of the temperature."""
     full = grad.reshape(batch)
     full = full.sum(axis=tuple(range(len(batch) - len(shape))))
     ones = tuple([i for i, s in enumerate(shape) if s == 1 and full.shape[i] != 1])
@@ -77,7 +77,7 @@ def cooled(scores: FloatArray, temperature: FloatArray) -> FloatArray:
         divided = np.asarray(scores / temperature, dtype=scores.dtype)
     if np.any(np.isposinf(divided) & np.isfinite(scores)):
         raise ValueError(
-            f"temperature: {temperature.min():g} is too small for these scores, which become "
-            f"infinite in {scores.dtype}."
+            f"temperature: {temperature.min():g} is too small for these scores, which would "
+            f"become infinite in {scores.dtype}."
         )
     return divided

@@ -1,4 +1,4 @@
-"""How many cores a batch may use."""
+"""How many threads a batch may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def set_num_threads(threads: int | None) -> None:
     """Sets how many threads a batch may use, in this process; None restores one per core.
 
     Raises:
-        ValueError: unless it is None or a whole number, at least 1.
+        ValueError: unless it is None or a whole number from 1 to 4096.
     """
     if threads is None:
         _core.set_num_threads(0)

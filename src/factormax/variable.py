@@ -1,8 +1,8 @@
 """A tensor of binary variables of a graph, or a slice of one.
 
-A variable is a strided view of the graph's list of variables, and indexing it makes another; what
-is no view, as by integer-array indexing, is an array of places. No Python object exists for a
-single scalar variable.
+A variable is a strided view of the graph's list of variables, and indexing it makes another. Where
+no view will do, as after integer-array indexing, it is an array of places. There is no Python
+object per scalar variable.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Variable"]
 class Variable(Generic[ArrayT]):
     """Binary variables of a `FactorGraph`, made by `variable_from`, by slicing, or by `~`.
 
-    Indexing never sees the batch dimensions: `u[0]` is the first row of every instance. Nor do
-    `T`, `transpose`, `reshape` and `flatten`, which arrange the same variables in another shape.
+    Indexing ignores the batch dimensions: `u[0]` is the first row of every instance. So do `T`,
+    `transpose`, `reshape` and `flatten`, which arrange the same variables in another shape.
 
     Attributes:
         shape: the shape, without batch dimensions.
@@ -67,11 +67,11 @@ class Variable(Generic[ArrayT]):
     ) -> None:
         self._record = record  # of its graph
         self.position = position  # of the whole tensor in the graph
-        self.view = view  # None: `index` is no strided view
+        self.view = view  # None if `index` is not a strided view
         self._index = index
         self.keys = keys
         self.negated = negated
-        self.distinct = distinct  # surely no variable twice
+        self.distinct = distinct  # True: certainly no variable twice
         self.shape = tuple(index.shape) if view is None else view.shape  # type: ignore[union-attr]
 
     @property
@@ -82,7 +82,7 @@ class Variable(Generic[ArrayT]):
         return self._index
 
     def part(self, inner: tuple[int, ...]) -> AnyPart:
-        """As variables of factors: one for each place of the other axes, over those of `inner`."""
+        """The variables of one factor over the axes `inner` per place of the other axes."""
         if self.view is not None:
             return self.view.part(self.negated, inner)
         outer = [a for a in range(self.ndim) if a not in inner]
@@ -102,13 +102,13 @@ class Variable(Generic[ArrayT]):
 
     @property
     def name(self) -> str:
-        """How the variable is called in messages."""
+        """What messages call the variable."""
         text = self._record.tensors[self.position].name + "".join(map(_key_text, self.keys))
         return "~" + text if self.negated else text
 
     @property
     def value(self) -> ArrayT:
-        """The marginals of the last query, `(*batch, *shape)`; `1 - value` of what is negated.
+        """The marginals from the last query, `(*batch, *shape)`; of `~u` they are `1 - u.value`.
 
         Raises:
             GraphError: before any query.
@@ -128,8 +128,8 @@ class Variable(Generic[ArrayT]):
                 key = tuple([to_numpy(k) if is_tensor(k) else k for k in key])
         elif is_tracer(key):
             raise VariableIndexError(
-                f"{self.name}: an index can't be traced by JAX, for it says which variables a "
-                f"factor sees. Index with numbers that are known before, or use a mask."
+                f"{self.name}: an index can't be traced by JAX, because it says which variables a "
+                f"factor sees. Index with concrete numbers, or use a mask."
             )
         elif is_tensor(key) or is_jax(key):
             key = to_numpy(key)
@@ -142,7 +142,7 @@ class Variable(Generic[ArrayT]):
         except (IndexError, TypeError) as error:
             raise VariableIndexError(
                 f"{self.name}[{_key_text(key)[1:-1]}]: {error} "
-                f"({self.name} has shape {self.shape}, batch dimensions aside)"
+                f"({self.name} has shape {self.shape}, not counting batch dimensions)"
             ) from error
         return self._like(None, np.asarray(index), keys, self.distinct and _is_basic(key))
 
@@ -152,7 +152,7 @@ class Variable(Generic[ArrayT]):
         return self._permuted(tuple(range(self.ndim))[::-1], ".T")
 
     def transpose(self, *axes: int | tuple[int, ...]) -> Variable[ArrayT]:
-        """The variables with their axes in this order, reversed by default, as in NumPy."""
+        """The variables with their axes in this order, by default reversed, as in NumPy."""
         order = _dims(axes)
         ndim = self.ndim
         if order and sorted([a % ndim if -ndim <= a < ndim else -1 for a in order]) != [
@@ -160,21 +160,21 @@ class Variable(Generic[ArrayT]):
         ]:
             raise ShapeError(
                 f"{self.name}.transpose{_call_text(order)}: name each of the {ndim} axes once, "
-                f"batch dimensions aside."
+                f"not counting batch dimensions."
             )
         named = tuple([int(a) % ndim for a in order])
         axes = named if order else tuple(range(ndim))[::-1]
         return self._permuted(axes, f".transpose{_call_text(order)}")
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Variable[ArrayT]:
-        """The variables, in C order, in another shape, of which one size may be -1."""
+        """The variables, in C order, in another shape; one of its sizes may be -1."""
         dims = _dims(shape)
         text = f".reshape{_call_text(dims)}"
         full = _full_shape(dims, self.size)
         if full is None:
             raise ShapeError(
                 f"{self.name}{text}: {self.name} has shape {self.shape}, that is {self.size} "
-                f"variables, batch dimensions aside."
+                f"variables, not counting batch dimensions."
             )
         return self._reshaped(full, text)
 
@@ -210,7 +210,7 @@ class Variable(Generic[ArrayT]):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"{self.name} is a single variable: it has no length")
+            raise TypeError(f"{self.name} is a single variable, so it has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Variable[ArrayT]]:
@@ -225,11 +225,11 @@ class Variable(Generic[ArrayT]):
 
 
 class _Text(str):
-    """Among the keys of a variable: a view such as `.T`, as messages write it."""
+    """One of the keys of a variable: a view such as `.T`, as messages write it."""
 
 
 def _dims(given: tuple[Any, ...]) -> tuple[int, ...]:
-    """From `(2, 3)` or `((2, 3),)`."""
+    """The shape `(2, 3)`, given as `(2, 3)` or `((2, 3),)`."""
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
 
 
@@ -270,7 +270,7 @@ def _key_text(key: Any) -> str:
             return text if p.step is None else f"{text}:{p.step}"
         if p is Ellipsis:
             return "..."
-        if isinstance(p, (list, np.ndarray)):  # never the text of thousands of indices
+        if isinstance(p, (list, np.ndarray)):  # do not format thousands of indices
             p = np.asarray(p[:9]).tolist() if np.ndim(p) else p
         text = str(p)
         return text if len(text) <= 24 else text[:20] + " ..."

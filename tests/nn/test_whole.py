@@ -113,7 +113,7 @@ def test_what_is_not_proved(monkeypatch):
     monkeypatch.setattr(whole, "_MOST_NODES", 1)
     monkeypatch.setattr("factormax.queries.decode.best_by_elimination", lambda *_: None)
     layer, scores = frustrated()
-    with pytest.warns(fm.NotConvergedWarning, match="before the best structure was proved"):
+    with pytest.warns(fm.NotConvergedWarning, match="before any structure was proved"):
         found = layer.predict(scores, kind="hinge")
     assert is_whole(found)
     layer.on_failure = "raise"

@@ -773,7 +773,7 @@ def test_infeasible_but_for_the_relaxation():
 def test_on_failure(monkeypatch):
     switch_off_elimination(monkeypatch)
     fg = hard(np.random.default_rng(15)).built().fg
-    with pytest.warns(fm.NotConvergedWarning, match="before the best structure was proved"):
+    with pytest.warns(fm.NotConvergedWarning, match="before any structure was proved"):
         fg.decode(max_nodes=2)
     with pytest.raises(fm.NotConvergedError) as caught:
         fg.decode(max_nodes=2, on_failure="raise")
