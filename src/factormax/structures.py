@@ -1,8 +1,8 @@
-"""The structures that make up a solution, as the core lists them, and as the user sees them.
+"""The structures that make up a solution, as the core lists them and as the user sees them.
 
-The core lists, instance after instance and factor after factor, every structure of its active sets:
-the variables that are on (or −1), and a probability. It is 0 for those that only complete the face,
-which the backward pass needs and the user does not.
+The core lists every structure of its active sets, instance by instance and factor by factor: the
+variables that are on (padded with −1), and a probability. It is 0 for those that only complete the
+face, which the backward pass needs and the user does not.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["Answer", "Support", "joined_structures", "lists_structures"]
 
 
 def lists_structures(found: Structures) -> bool:
-    """Whether the structures of all factors are there: rows and flows do without."""
+    """Whether the structures of all factors are listed; solves by rows or flows list none."""
     return not found.num_cuts.size or bool(found.num_cuts.max() < 0)
 
 
 def joined_structures(parts: Sequence[Structures]) -> Structures:
-    """Those of a batch whose instances were solved apart."""
+    """The structures of a batch whose instances were solved separately."""
     names = ("count", "prob", "on", "features", "dense", "num_cuts", "cuts")
     return Structures(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
 
 
 class Support:
-    """The structures of one factor with positive probability: the most probable first.
+    """The structures of one factor that have positive probability, the most probable first.
 
-    Several factors of one call, k of them, count like instances: B is then k times as large.
+    If one call made k factors, they count like instances: B is then k times as large.
 
     Attributes:
-        instance, rank: `(N,)`, whose each structure is, and its place among them.
-        position: `(N,)`, where its probability stands in the flat list.
+        instance, rank: `(N,)`, the instance of each structure, and its place within the instance.
+        position: `(N,)`, where its probability is in the flat list.
         probs: `(B, K)`, padded with 0.
     """
 
@@ -60,7 +60,7 @@ class Support:
         self.counts: IndexArray = np.bincount(instance, minlength=len(own))
         first = np.cumsum(self.counts) - self.counts
         self.rank: IndexArray = np.arange(len(instance)) - first[self.instance]
-        self.width = int(self.counts.max(initial=1))  # room for NaN where there is none
+        self.width = int(self.counts.max(initial=1))  # at least 1: NaN where there is no structure
         self.probs = self.spread(found.prob)
         lists = _starts(count * slots)[:, chosen].reshape(-1)[self.instance]
         places = (lists + within[order] * room)[:, None] + np.arange(room)
@@ -86,7 +86,7 @@ class Support:
 
 @dataclass(eq=False)
 class Answer:
-    """What `structures`, `probs` and `num_structures` of a factor hand out after a query."""
+    """What `structures`, `probs` and `num_structures` of a factor return after a query."""
 
     find: Callable[[], tuple[Support, Array]]  # the support, and its probabilities (*batch, K)
     batch_shape: tuple[int, ...]  # with the number of factors, if one call made several
@@ -99,7 +99,7 @@ class Answer:
         return self.find()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: what was found, not the way to it."""
+        """What is copied and pickled: what was found, not how to find it."""
         return {**self.__dict__, "find": None, "_found": self._found}
 
     @property
@@ -126,6 +126,6 @@ class Answer:
 
 
 def _starts(count: IndexArray) -> IndexArray:
-    """Where each entry of `(B, S)` begins, if they follow one another."""
+    """Where each entry of `(B, S)` begins if they are laid out one after another."""
     flat = count.reshape(-1)
     return np.asarray((np.cumsum(flat) - flat).reshape(count.shape))

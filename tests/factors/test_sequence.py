@@ -136,7 +136,7 @@ class TestSequence(StructuredContract):
         eta, transitions = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 2))
         fg = fm.FactorGraph(batch_dims=1)
         u = fg.variable_from(eta)
-        with pytest.raises(fm.ShapeError, match=r"Sequence over u.*each step or one for each inst"):
+        with pytest.raises(fm.ShapeError, match=r"Sequence over u.*one per step or one per inst"):
             fm.Sequence(u, transitions)
         factor = fg.add(fm.Sequence(u, transitions[:, None]))
         fg.solve()

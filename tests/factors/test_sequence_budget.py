@@ -111,7 +111,7 @@ class TestSequenceBudget(StructuredContract):
         eta, transitions = rng.normal(size=(3, 4)), rng.normal(size=3)
         fg = fm.FactorGraph(batch_dims=1)
         u = fg.variable_from(eta)
-        with pytest.raises(fm.ShapeError, match=r"SequenceBudget over u.*or one for each instance"):
+        with pytest.raises(fm.ShapeError, match=r"SequenceBudget over u.*or one per instance"):
             fm.SequenceBudget(u, transitions, 2)
         factor = fg.add(fm.SequenceBudget(u, transitions[:, None], 2))
         fg.solve()

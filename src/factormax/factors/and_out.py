@@ -9,7 +9,7 @@ __all__ = ["AndOut"]
 
 
 class AndOut(OrOut):
-    r"""The last is on exactly if all the others are.
+    r"""The last variable is on if and only if all the others are.
 
     $$\sum_{i<d} \mu_i - d + 2 \le \mu_d \le \mu_i$$
 

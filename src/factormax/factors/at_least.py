@@ -13,8 +13,8 @@ class AtLeast(CountingFactor):
 
     Args:
         variables: a variable, a slice, or a list of them.
-        count: a whole number for all factors; of the shape that `axis` leaves, for one each;
-            with the batch dimensions in front, `(*batch, ...)`, for one for each instance.
+        count: a whole number for all factors; or one per factor, in the shape that `axis` leaves;
+            or also one per instance, with the batch dimensions in front, `(*batch, ...)`.
         axis: one factor along this axis; by default one factor over everything.
 
     Raises:

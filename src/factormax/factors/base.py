@@ -1,8 +1,8 @@
-"""What a factor is made of, and how it says so.
+"""The base classes of factors.
 
-A factor object stands for k factors of one kind over d literals each: it records which variables it
-sees (`parts`) and its parameters. A factor made of linear rows says in `rows` what they are, and
-that is all that the solvers see of it; structured factors have a MAP oracle instead.
+A factor object stands for k factors of one kind over d literals each. It records which variables it
+sees (`_scope`) and its parameters. A factor made of linear rows lists them in `rows`, and they are
+all that the solvers see of it; structured factors have a MAP oracle instead.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["BaseFactor", "BoolArray", "Param", "Row", "RowFactor", "check_whole"
 BoolArray = npt.NDArray[np.bool_]
 Param = float | FloatArray  # one number for all, or (1 | B, k) or (1 | B, k * d)
 
-_NUMBERS = count()  # that tell classes of one name apart
+_NUMBERS = count()  # tells classes with the same name apart
 
 
 class BaseFactor:
     """Base class of all factors."""
 
-    #: All classes by the name under which a compiled graph finds them; it keeps none alive.
+    #: All classes, by the name under which a compiled graph finds them; it keeps none alive.
     _registry: ClassVar[WeakValueDictionary[str, type[BaseFactor]]] = WeakValueDictionary()
     _registered: ClassVar[str] = "BaseFactor"
     #: The parameters by name: "factor" is one number per factor, "literal" one per variable.
     _param_shapes: ClassVar[dict[str, str]] = {}
-    #: Attributes that say which kind of structure it is, and are shown where they are true.
+    #: Attributes that say which kind of structure it is; shown where they are true.
     _options: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -60,24 +60,24 @@ class BaseFactor:
         super().__init_subclass__()
         cls._rules = {}
         name = cls.__name__
-        if name in BaseFactor._registry:  # another one of that name: tell them apart
+        if name in BaseFactor._registry:  # another class with that name: tell them apart
             name = f"{cls.__module__}.{cls.__qualname__}.{next(_NUMBERS)}"
         cls._registered = name
         BaseFactor._registry[name] = cls
 
-    _rules: ClassVar[dict[int, _core.Rule]]  # of one made of rows, for each d
+    _rules: ClassVar[dict[int, _core.Rule]]  # by d; of factors made of rows
 
     _record: Record  # of its graph
     _scope: tuple[AnyPart, ...]  # the variables of each of the k factors, part beside part
     _count: int  # k
     _size: int  # d, how many variables each has
-    _group_shape: tuple[int, ...]  # that `axis` leaves, of which k is the size
+    _group_shape: tuple[int, ...]  # what `axis` leaves; its size is k
     _axis: int | tuple[int, ...] | None = None  # as given
     _params: tuple[Param, ...] = ()
-    _added: bool = False  # to its graph
+    _added: bool = False  # whether it was added to its graph
     _score_parts: tuple[Scores, ...] = ()  # its own scores
     _given: Sequence[Variable] = ()
-    _listed: bool = False  # whether they came in a list
+    _listed: bool = False  # whether the variables were given in a list
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class BaseFactor:
         self, variables: Variable | Sequence[Variable], axis: int | tuple[int, ...] | None
     ) -> None:
         """Records the variables: all of them in one factor, or one factor along `axis`."""
-        if isinstance(variables, Variable) and variables.view is not None:  # most often
+        if isinstance(variables, Variable) and variables.view is not None:  # the usual case
             if axis is None or type(axis) is int:
                 along = Scope.along if is_tracing() else remembered_scope
                 scope = along(variables.view, variables.negated, axis)
@@ -132,21 +132,21 @@ class BaseFactor:
             shape = left[0]
             if any([other != shape for other in left[1:]]):
                 raise ShapeError(
-                    f"{self.name}: with axis={axis} the variables must agree in shape but for "
+                    f"{self.name}: with axis={axis} the variables must agree in shape except along "
                     f"that axis, got {[u.shape for u in given]}."
                 )
             parts = [u.part(last) for u, last in zip(given, axes, strict=True)]
         self._keep(Scope.of(parts, shape), len(given) == 1 and given[0].distinct)
 
     def _keep(self, scope: Scope, distinct: bool) -> None:
-        """Keeps what its variables are, and tells the graph of the factor."""
+        """Stores its variables, and tells the graph about the factor."""
         given = self._given
         self._record = record = given[0]._record
         if len(given) > 1 and any([u._record is not record for u in given]):
             raise GraphError(f"{self.name}: the variables belong to different graphs.")
         self._scope, self._count, self._size, self._group_shape = scope
         if not self._size and self._count:
-            raise GraphError(f"{self.name}: there is no variable in it.")
+            raise GraphError(f"{self.name}: it has no variables.")
         if not distinct:
             self._check_distinct()
         record.made.append(self)
@@ -157,9 +157,9 @@ class BaseFactor:
         others: tuple[Any, ...],
         axis: int | tuple[int, ...] | None,
     ) -> None:
-        """Records the variables: side by side if there are others, one factor for each position."""
+        """Records the variables: side by side if there are others, with one factor per position."""
         if len(others) == 1 and axis is None and not isinstance(others[0], (Variable, list)):
-            axis, others = others[0], ()  # the axis may come second, without its name
+            axis, others = others[0], ()  # the axis may be the second positional argument
             self._check_axis(axis)
         if not others:
             self._take(variables, axis)
@@ -169,8 +169,8 @@ class BaseFactor:
         for u in given:
             if not isinstance(u, Variable):
                 raise GraphError(
-                    f"{self.kind} takes variables side by side, one factor for each position, or "
-                    f"one list of them, which is one factor; got {type(u).__name__} among "
+                    f"{self.kind} takes variables side by side (one factor for each position) or "
+                    f"one list of them (one factor over all), got {type(u).__name__} among "
                     f"{len(given)} arguments."
                 )
         if axis is not None:
@@ -190,7 +190,7 @@ class BaseFactor:
             )
 
     def _common_shape(self, given: list[Variable]) -> tuple[int, ...]:
-        """The shape that all are broadcast to, as by NumPy."""
+        """The shape that all are broadcast to, as in NumPy."""
         shapes = [u.shape for u in given]
         ndim = max([len(s) for s in shapes])
         padded = [(1,) * (ndim - len(s)) + s for s in shapes]
@@ -200,19 +200,19 @@ class BaseFactor:
         if any(n not in (1, c) for s in padded for n, c in zip(s, common, strict=True)):
             raise ShapeError(
                 f"{self.name}: side by side, the variables must have equal or broadcastable "
-                f"shapes, got {shapes}. A list of them is one factor over all."
+                f"shapes, got {shapes}. For one factor over all of them, pass a list."
             )
         return common
 
     def _last_axes(self, u: Variable, axis: int | tuple[int, ...]) -> tuple[int, ...]:
-        """The axes of `u` that `axis` names, from 0."""
+        """The axes of `u` that `axis` names, as non-negative numbers."""
         ndim = u.ndim
         axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
         for a in axes:
             if not isinstance(a, (int, np.integer)) or not -ndim <= a < ndim:
                 raise ShapeError(
                     f"{self.kind} over {u.name}: axis={shown(axis)} does not fit its {ndim} "
-                    f"dimensions, batch dimensions aside."
+                    f"dimensions, not counting batch dimensions."
                 )
         last = tuple([a % ndim for a in axes])
         if len(set(last)) != len(last):
@@ -250,12 +250,12 @@ class BaseFactor:
 
     @property
     def name(self) -> str:
-        """How the factor is called in messages, for example `Budget over u[:, 3]`."""
+        """What messages call the factor, for example `Budget over u[:, 3]`."""
         return f"{self.kind} over {self._variables_name}"
 
     @property
     def _variables_name(self) -> str:
-        if not self._given:  # read from what a compiled function wrote
+        if not self._given:  # rebuilt from what a compiled function wrote
             flags = self._negated
             negated = None if flags is None else flags.reshape(-1)
             return literals_name(self._record, self._index.reshape(-1), negated)
@@ -268,14 +268,14 @@ class BaseFactor:
 
     @property
     def value(self) -> Array:
-        """The marginals of the factor's own scores, in their shape, batch dimensions in front."""
+        """The marginals of the factor's own scores, in their shape, after the batch dimensions."""
         if not self._score_parts:
             raise GraphError(f"{self.name} has no scores of its own, so it has no value.")
         return self._record.factor_value_of(self)
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        """What tells it from other factors, numbers aside: graphs are looked up by it."""
+        """What distinguishes it from other factors, apart from numbers: the key to find graphs."""
         raise NotImplementedError
 
     def _group(self) -> _core.Group:
@@ -283,44 +283,44 @@ class BaseFactor:
         raise NotImplementedError
 
     def _set_params(self, *params: Param) -> None:
-        """Keeps the parameters, and checks them unless they are traced."""
+        """Stores the parameters, and checks them unless they are traced."""
         if not is_hidden(*params):
             self._check_named(params)
         self._params = params
 
     def _check_named(self, params: tuple[Param, ...]) -> None:
-        """Raises, and names the factor, unless the parameters make sense."""
+        """Raises an error that names the factor unless the parameters are valid."""
         try:
             self._check_params(params, self._size, self.kind)
-        except FactormaxError:  # say it again with the whole name, which takes time to make
+        except FactormaxError:  # raise again with the full name, which is slow to make
             self._check_params(params, self._size, self.name)
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
-        """Raises unless the parameters of factors over d variables make sense."""
+        """Raises unless the parameters of factors over d variables are valid."""
 
 
 class RowFactor(BaseFactor):
-    """A factor made of linear rows over its literals; subclasses say which, in `rows`.
+    """A factor made of linear rows over its literals; subclasses list them in `rows`.
 
-    A literal is a variable or its negation: of negation the rows need not know.
+    A literal is a variable or its negation, so the rows need not deal with negation.
     """
 
-    #: What the rows of one factor are to the core: rows, or a block with a kernel of its own.
+    #: How the core treats the rows of a factor: as plain rows, or as a block with its own kernel.
     _block_kind: ClassVar[BlockKind] = BlockKind.row
-    #: How many rows a factor has, if that does not depend on d: saves asking `rows`.
+    #: How many rows a factor has, if that does not depend on d; saves a call of `rows`.
     _fixed_rows: ClassVar[int | None] = None
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """The rows of one factor over d literals, at least one."""
+        """The rows of one factor over d literals; there must be at least one."""
         raise NotImplementedError(
             f"{cls.__name__}: define the class method rows(d), the list of its rows for d literals."
         )
 
     @classmethod
     def _num_rows(cls, d: int) -> int:
-        """How many there are. d may be symbolic, while `torch.compile` traces."""
+        """The number of rows. d may be symbolic while `torch.compile` traces."""
         return len(cls.rows(int(d))) if cls._fixed_rows is None else cls._fixed_rows
 
     @classmethod
@@ -331,7 +331,7 @@ class RowFactor(BaseFactor):
             rows = cls.rows(d)
             if not rows:
                 raise GraphError(
-                    f"{cls.__name__}: rows({d}) returned no rows. If it says nothing about {d} "
+                    f"{cls.__name__}: rows({d}) returned no rows. If it does not constrain {d} "
                     f"literals, return [Row([], 0.0)], which always holds."
                 )
             per_literal = [shape == "literal" for shape in cls._param_shapes.values()]
@@ -342,7 +342,7 @@ class RowFactor(BaseFactor):
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        """What tells it from other factors, numbers aside."""
+        """What distinguishes it from other factors, apart from numbers."""
         return self._rules.get(self._size) or self._rule(self._size), self._scope
 
     def _group(self) -> _core.Group:
@@ -356,21 +356,21 @@ def _left(shape: tuple[int, ...], last: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _column(u: Variable, shape: tuple[int, ...]) -> AnyPart:
-    """One variable for each place of the shape that `u` is broadcast to."""
+    """One variable per place of the shape that `u` is broadcast to."""
     if u.view is not None:
         return u.view.spread(shape).part(u.negated, ())
     return ListedPart(np.broadcast_to(2 * u.index + u.negated, shape).reshape(-1, 1))
 
 
 def repeated_variable(index: IndexArray) -> int | None:
-    """A variable that a row of `index` holds twice, if there is one."""
+    """A variable that occurs twice in a row of `index`, or None."""
     ordered = np.sort(index, axis=1)
     repeated = np.argwhere(ordered[:, 1:] == ordered[:, :-1])
     return int(ordered[tuple(repeated[0])]) if len(repeated) else None
 
 
 def check_whole(name: str, word: str, value: Any, instead: str = "") -> None:
-    """Raises unless every number is whole and not negative; `instead` takes fractions."""
+    """Raises unless all numbers are whole and not negative; `instead`: what takes fractions."""
     numbers = np.asarray(value)
     bad = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)))
     if bad.any():

@@ -1,4 +1,4 @@
-"""What `Budget`, `AtLeast` and `Exactly` share: a whole number of variables."""
+"""What `Budget`, `AtLeast` and `Exactly` share: each bounds how many variables are on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CountingFactor(RowFactor):
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
         """Raises unless the counts are whole, not negative, and can be met."""
         (given,) = params
-        if type(given) is float and 0 <= given <= d and given.is_integer():  # most often
+        if type(given) is float and 0 <= given <= d and given.is_integer():  # the usual case
             return
         (word,) = cls._param_shapes
         check_whole(name, word, given, instead="Linear")

@@ -13,19 +13,19 @@ __all__ = ["DepTree"]
 
 
 class DepTree(StructuredFactor):
-    """A dependency tree over n words: every word has one head, and all hang from the root.
+    """A dependency tree over n words: each has one head, another word or the root; no cycles.
 
     Args:
-        u: `(n, n)`. `u[m, h]`: the head of word m is word h; `u[m, m]`: m hangs from the root. A
+        u: `(n, n)`. `u[m, h]`: the head of word m is word h; `u[m, m]`: its head is the root. A
             word whose row is all masked is absent; a single masked entry is a forbidden arc.
-        projective: no arcs may cross; the root stands left of the first word.
-        single_root: exactly one word hangs from the root; otherwise several may.
-        packed: accepted, and is this layout.
+        projective: no arcs may cross; the root stands to the left of the first word.
+        single_root: exactly one word has the root as its head; otherwise several may.
+        packed: must be True, which means the layout of `u` above.
 
-    A budget of modifiers for head h goes over the column without its root arc,
+    A budget on the modifiers of head h covers its column without the root arc:
     `fm.Budget([u[:h, h], u[h + 1:, h]], 3)`.
 
-    Among trees of the same score, which one the oracle finds is fixed but not defined.
+    If trees tie, the oracle always returns the same one, but which one is unspecified.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -59,7 +59,7 @@ class DepTree(StructuredFactor):
                 f"the diagonal."
             )
         self.projective, self.single_root = bool(projective), bool(single_root)
-        # One word has one tree: it need not keep a graph from being solved by rows.
+        # One word has only one tree, so it need not keep a graph from being solved by rows.
         eisner = self.projective and words > 1
         self._oracle = OracleKind.projective_tree if eisner else OracleKind.tree
         self._oracle_shape = (words, int(self.single_root))

@@ -1,4 +1,4 @@
-"""Factors of the user's own, from nothing but a MAP oracle."""
+"""User-defined factors, which need only a MAP oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from factormax.variable import Variable
 
 __all__ = ["Factor"]
 
-# Nothing else: ctypes casts a text to an address, too.
+# No other types: ctypes would cast even a string to an address.
 _FUNCTION_POINTERS: Any = (ctypes._CFuncPtr, ctypes.c_void_p)  # type: ignore[attr-defined]
 
 _NONE = "Return (m, n), or fm.NO_STRUCTURE if there is no structure."
@@ -30,47 +30,47 @@ Structure = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 class Factor(StructuredFactor):
-    """Base class of a factor of your own: define `map`, and use it like any other factor.
+    """Base class of user-defined factors: define `map`, and use it like any other factor.
 
     The structures are whatever `map` can return; the solution is a sparse combination of them. It
     works in any graph, together with all other factors, with gradients.
 
-    `map` may be called from several threads at once; torch's grad mode in it is that of the call of
-    the query. Where an oracle is vectorised, define `map_batch(self, eta_u, eta_v)` in its place or
-    beside it: scores and answers have one more dimension in front, the instances (in a list of
-    assignments, `fm.NO_STRUCTURE` may stand for some). An oracle that is not exact is not noticed
-    by a solve: put it through `factormax.testing.check_factor`.
+    `map` may be called from several threads at once; torch's grad mode inside it is the one in
+    which the query was called. For a vectorised oracle, define `map_batch(self, eta_u, eta_v)`
+    instead of `map` or besides it: scores and answers then have the instances as their first
+    dimension (in a list of assignments, `fm.NO_STRUCTURE` may stand for any of them). A solve does
+    not notice if an oracle is inexact: test it with `factormax.testing.check_factor`.
 
-    The scores that `map` sees are not those given, but reduced ones. With no other factor on its
+    `map` does not see the scores that were given, but modified ones. With no other factor on its
     variables, `solve` multiplies the scores by a positive number and lowers each by a number from 0
     to 1; at the end it moves them by about a millionth of their size, in either direction, to find
     structures that tie, and lowers those of variables that are 0 by more. `solve_map` and `decode`
-    may also raise scores by up to 1, unless no factor shares a variable with another; `decode` adds
-    noise where structures tie, of up to a hundredth of the scores' standard deviation. Other
-    factors on the same variables add their multipliers: `Budget`, `AtMostOne` and `Knapsack` over
-    variables that are not negated only lower scores further, all others may also raise them. So may
-    `method="admm"` and "ad3", and the proof that an instance is infeasible. A warm start changes
-    nothing of this. A score of −inf is a masked variable, which must be off. The factor's own
-    scores come times a positive number.
+    may also raise scores by up to 1, unless no factor shares a variable with another; where
+    structures tie, `decode` adds noise of up to a hundredth of the scores' median magnitude.
+    Other factors on the same variables add their multipliers: `Budget`, `AtMostOne` and `Knapsack`
+    over variables that are not negated only lower scores further; all others may also raise them.
+    So may `method="admm"` and "ad3", and the proof that an instance is infeasible. A warm start
+    changes none of this. A score of −inf marks a masked variable, which must be off. The factor's
+    own scores are multiplied by a positive number.
 
-    An oracle with a domain, such as a shortest path with costs of one sign, should clip what lies
-    just beyond it, and define `features_of`, so that `loss` and `decode` need not ask `map` whether
-    an assignment is a structure: for that they would make scores up. Where scores are raised by
-    more, as above or by the cost of the hinge loss, clipping makes the answer wrong: such queries
-    need an oracle that takes all scores.
+    An oracle with a limited domain, such as a shortest path with costs of one sign, should clip
+    scores that lie just outside it, and define `features_of`; otherwise `loss` and `decode` make up
+    scores to ask `map` whether an assignment is a structure. Where scores are raised by more, as
+    above or by the cost of the hinge loss, clipping makes the answer wrong: such queries need an
+    oracle that takes all scores.
 
     Args:
         u: a variable, a slice, or a list of them (then flat, one after the other).
-        scores: scores of the factor's own, of any shape, if it has some. Where their leading
-            dimensions are those of the batch, they are per instance; if that may be a coincidence,
-            say in the class how many dimensions they have of their own: `score_dims = 1`.
+        scores: the factor's own scores, if any, of any shape. If their leading dimensions equal the
+            batch dimensions, they are per instance; where that could be a coincidence, set in the
+            class how many dimensions they have without the batch, such as `score_dims = 1`.
         native_map: a C function to call in place of `map`, without the GIL: a `numba.cfunc`, a
-            ctypes function pointer, or an address. It has the signature
+            ctypes function pointer, or an address. Its signature is
             `int32 (const double* eta_u, int64 d, const double* eta_v, int64 s, double* m,
-            double* n, void* data, int64 instance)`; m and n come filled with zeros; it returns 0,
-            or 1 if there is no structure, or −1 on failure. It must be safe to call from several
-            threads at once.
-        native_data: handed to it as `data`: an address, or a ctypes object, whose address it is
+            double* n, void* data, int64 instance)`; m and n are filled with zeros beforehand. It
+            returns 0, or 1 if there is no structure, or −1 on failure. It must be safe to call from
+            several threads at once.
+        native_data: passed to it as `data`: an address, or a ctypes object, whose address is passed
             (keep it alive).
 
     Example:
@@ -91,8 +91,8 @@ class Factor(StructuredFactor):
     """
 
     def __init_subclass__(cls) -> None:
-        # To a compiled graph they are all alike, under the name of this class: what tells them
-        # apart, the oracle, is asked of the factor.
+        # A compiled graph finds all subclasses under the name of this class: what differs, the
+        # oracle, belongs to the factor object.
         super(BaseFactor, cls).__init_subclass__()
 
     #: How many dimensions the scores have without the batch, or None to go by their shape.
@@ -112,7 +112,7 @@ class Factor(StructuredFactor):
         self._oracle = OracleKind.callback
         self._oracle_shape = (self._size, self._num_scores)
         if native_map is not None:
-            _address_of(self.name, native_map)  # raises if it is none
+            _address_of(self.name, native_map)  # raises if it is not a function
         self.native_map = native_map
         self.native_data = _data_address(self.name, native_data)
         if native_map is None and type(self).map is Factor.map and not self._has_map_batch():
@@ -124,15 +124,15 @@ class Factor(StructuredFactor):
 
     @any_arguments
     def map(self, eta_u: Any, eta_v: Any = ()) -> Any:
-        """The best structure: maximises `eta_u · m + eta_v · n`.
+        """The best structure: the one that maximises `eta_u · m + eta_v · n`.
 
         Args:
-            eta_u: scores of the variables, in their shape. −inf (a masked variable) must be off.
-            eta_v: scores of the factor's own, in their shape; empty without scores.
+            eta_u: the variables' scores, in their shape. A variable with −inf (masked) must be off.
+            eta_v: the factor's own scores, in their shape; empty if it has none.
 
         Returns:
             `(m, n)`: the 0/1 assignment, and the features that `eta_v` scores (anything empty
-            without scores). `fm.NO_STRUCTURE` if there is none.
+            without scores). `fm.NO_STRUCTURE` if there is no structure.
         """
         if self.native_map is not None:
             return self._call_native(np.asarray(eta_u), np.asarray(eta_v))
@@ -145,17 +145,17 @@ class Factor(StructuredFactor):
 
     @any_arguments
     def features_of(self, m: Any) -> Any:
-        """Optional: tests an assignment, and returns the features of the structure that it is.
+        """Optional: tests whether an assignment is a structure, and returns its features.
 
-        `loss` and `decode` ask it; without it, they find out by `map`, with scores of both signs.
+        `loss` and `decode` call it; without it, they call `map` with scores of both signs instead.
 
         Args:
             m: an assignment of 0 and 1, in the shape of the variables; 0 where masked.
 
         Returns:
             `n`, the features that `eta_v` scores (anything empty without scores). If several
-            structures have this assignment, those of the one that scores best. `fm.NO_STRUCTURE`
-            if it is none.
+            structures have this assignment, the features of the one that scores best.
+            `fm.NO_STRUCTURE` if it is not a structure.
         """
         raise NotImplementedError
 
@@ -170,8 +170,8 @@ class Factor(StructuredFactor):
             len(found) - len(batch),
         ):
             raise ShapeError(
-                f"{self.name}: scores have {self.score_dims} dimensions of their own (score_dims), "
-                f"with {batch} in front for each instance its own, got shape {found}."
+                f"{self.name}: scores must have {self.score_dims} dimensions (score_dims), or be "
+                f"per instance, with {batch} in front, got shape {found}."
             )
         each = bool(batch) and found[: len(batch)] == batch and self.score_dims != len(found)
         own = found[len(batch) :] if each else found
@@ -184,7 +184,7 @@ class Factor(StructuredFactor):
     # ---- for the engine --------------------------------------------------------------------------
 
     def _in_shape(self, eta_v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Flat scores of the factor's own, in their shape."""
+        """The factor's own scores, from flat to their shape."""
         return eta_v.reshape(self._score_shape)
 
     def _call_native(self, eta_u: npt.NDArray[Any], eta_v: npt.NDArray[Any]) -> Any:
@@ -231,7 +231,7 @@ class Factor(StructuredFactor):
         return type(self).features_of is not Factor.features_of
 
     def _checked_features(self, on: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-        """What `features_of` says of a flat assignment, flat; None if it is no structure."""
+        """What `features_of` returns for a flat assignment, flat; None if it is no structure."""
         answer = self.features_of(on.reshape(self.variable_shape))
         if answer is NO_STRUCTURE:
             return None
@@ -266,7 +266,7 @@ class Factor(StructuredFactor):
         if m is None:
             raise GraphError(f"{self.name}: {word} returned None for a structure. {_NONE}")
         size, scores = self._size, math.prod(self._score_shape)
-        hint = "one for each score" if scores else "as it has no scores: return [] for them"
+        hint = "one for each score" if scores else "because it has no scores: return []"
         if n is None:
             raise ShapeError(
                 f"{self.name}: {word} returned None for the features, expected {scores}, {hint}."
@@ -297,13 +297,13 @@ class Factor(StructuredFactor):
         return on, features
 
     def _batch_parts(self, answer: Any, count: int) -> tuple[Any, Any]:
-        """The assignments and features that `map_batch` returned, if they are as many."""
+        """The assignments and features that `map_batch` returned, if there are `count` of them."""
         m, n = self._parts(answer, "map_batch")
         parts = (m, n) if self._num_scores else (m,)
         if any(not hasattr(part, "__len__") or len(part) != count for part in parts):
             raise ShapeError(
                 f"{self.name}: map_batch must return one structure for each of {count} instances "
-                f"(in a list, fm.NO_STRUCTURE where there is none), with its features if the "
+                f"(or, in a list, fm.NO_STRUCTURE where there is none), with its features if the "
                 f"factor has scores."
             )
         return m, n
@@ -333,7 +333,7 @@ def _address_of(name: str, function: Any) -> int:
 
 
 def _data_address(name: str, data: Any) -> int:
-    """The address of what a C function is handed."""
+    """The address to pass to a C function as its data."""
     import ctypes
 
     if data is None:

@@ -8,7 +8,7 @@ __all__ = ["Imply"]
 
 
 class Imply(RowFactor):
-    r"""If all but the last are on, the last is: $\sum_{i<d} \mu_i - \mu_d \le d - 2$.
+    r"""If all the others are on, so is the last: $\sum_{i<d} \mu_i - \mu_d \le d - 2$.
 
     Args:
         variables: a variable, a slice, or a list of them.
@@ -21,5 +21,5 @@ class Imply(RowFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """The premises less the last are at most one less than the premises."""
+        """The sum of the d − 1 premises, minus the last, is at most d − 2."""
         return [Row([1.0] * (d - 1) + [-1.0], d - 2.0)]

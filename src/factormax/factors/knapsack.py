@@ -19,15 +19,15 @@ __all__ = ["Knapsack"]
 class Knapsack(RowFactor):
     r"""The costs of what is on stay within the budget: $\sum_i c_i \mu_i \le B$.
 
-    The set is the box and the half-space. It is larger than the hull of the 0/1 points in it:
-    with costs (2, 2) and a budget of 3, both variables may be on by 3/4.
+    The feasible set is the box cut by the half-space. It is larger than the hull of the 0/1 points
+    in it: with costs (2, 2) and a budget of 3, both variables may be 3/4.
 
     Args:
         variables: a variable, a slice, or a list of them.
-        costs: not negative, of the shape of the variables (of the whole list, flat), or
-            `(*batch, ...)` for each instance its own.
-        budget: not negative; one for each factor of `axis`, and `(*batch, ...)` for one for each
-            instance.
+        costs: non-negative numbers in the shape of the variables (of a whole list, flat), or
+            `(*batch, ...)` if they are per instance.
+        budget: a non-negative number, or one for each factor along `axis`; `(*batch, ...)` if it
+            is per instance.
         axis: one factor along this axis; by default one factor over everything.
 
     Raises:
@@ -63,5 +63,5 @@ class Knapsack(RowFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """The costs of what is on are at most the budget."""
+        """The sum of the costs of what is on is at most the budget."""
         return [Row([1.0] * d, 1.0, coef_param=0, bound_param=1)]

@@ -20,20 +20,21 @@ __all__ = ["Linear"]
 class Linear(RowFactor):
     r"""A weighted sum stays within bounds: $L \le \sum_i a_i \mu_i \le U$.
 
-    The set is the box and the half-spaces. As with `Knapsack`, it can be larger than the hull of
-    the 0/1 points in it.
+    The feasible set is the box cut by the half-spaces. As with `Knapsack`, it can be larger than
+    the hull of the 0/1 points in it.
 
     Args:
         variables: a variable, a slice, or a list of them.
-        coefs: numbers of any sign, in the shape of the variables (of the whole list, flat), or
-            `(*batch, ...)` for each instance its own.
-        lower: one for each factor of `axis`, and `(*batch, ...)` for one for each instance. None or
-            −inf: there is none.
-        upper: likewise, with +inf. Where both bounds are equal, it is an equation.
+        coefs: numbers of any sign, in the shape of the variables (of a whole list, flat), or
+            `(*batch, ...)` if they are per instance.
+        lower: a number, or one for each factor along `axis`; `(*batch, ...)` if it is per instance.
+            None or −inf: no lower bound.
+        upper: likewise; None or +inf: no upper bound. Where both bounds are equal, it is an
+            equation.
         axis: one factor along this axis; by default one factor over everything.
 
     Raises:
-        GraphError: if there is no bound at all, or a number makes no sense.
+        GraphError: if there is no bound at all, or a number is not valid.
         InfeasibleError: if a lower bound is above the upper one, or out of reach.
 
     Example:
@@ -64,7 +65,9 @@ class Linear(RowFactor):
     ) -> None:
         self._take(variables, axis)
         if lower is None and upper is None:
-            raise GraphError(f"{self.name}: give lower, upper, or both; there is no bound.")
+            raise GraphError(
+                f"{self.name}: give lower, upper, or both; otherwise nothing is bounded."
+            )
         self._set_params(
             take_literal_param(self, "coefs", coefs, axis),
             take_param(self, "lower", -np.inf if lower is None else lower, self._group_shape),
@@ -73,7 +76,7 @@ class Linear(RowFactor):
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
-        """Raises unless the numbers make sense and the bounds can be met."""
+        """Raises unless the numbers are valid and the bounds can be met."""
         coefs, lower, upper = (np.atleast_2d(p) for p in params)
         if not np.isfinite(coefs).all():
             worst = coefs[~np.isfinite(coefs)].ravel()[0]
@@ -97,7 +100,7 @@ class Linear(RowFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """One for each bound; the core makes one equation of them where the bounds are equal."""
+        """One row per bound; where the bounds are equal, the core merges them into an equation."""
         return [
             Row([-1.0] * d, -1.0, coef_param=0, bound_param=1),
             Row([1.0] * d, 1.0, coef_param=0, bound_param=2),
@@ -105,7 +108,7 @@ class Linear(RowFactor):
 
 
 def _pairs_of(bad: BoolArray, a: FloatArray, b: FloatArray) -> list[tuple[float, float]]:
-    """The first two numbers at a place that is bad; empty if none is."""
+    """The numbers of `a` and `b` at the first bad place; empty if there is none."""
     if not bad.any():
         return []
     a, b = np.broadcast_arrays(a, b)

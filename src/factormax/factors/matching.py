@@ -12,13 +12,13 @@ __all__ = ["Matching"]
 
 
 class Matching(StructuredFactor):
-    """Every row is matched to exactly one column, every column to at most one row.
+    """Every row is matched to exactly one column, and every column to at most one row.
 
     With more rows than columns it is the other way round: every column is matched to exactly one
-    row, every row to at most one column. So the shorter side of `u` is matched completely.
+    row, and every row to at most one column. So the shorter side of `u` is matched completely.
 
-    The same constraint as `Xor(u, axis=1)` with `AtMostOne(u, axis=0)`, but as one factor: its
-    solution comes as a few matchings with probabilities.
+    This is the same constraint as `Xor(u, axis=1)` with `AtMostOne(u, axis=0)`, but as one factor:
+    its solution comes as a few matchings with probabilities.
 
     Args:
         u: `(m, n)`. A row or a column that is all masked is absent; a single masked entry is

@@ -9,7 +9,7 @@ __all__ = ["OrOut"]
 
 
 class OrOut(RowFactor):
-    r"""The last is on exactly if one of the others is: $\mu_i \le \mu_d \le \sum_{i<d} \mu_i$.
+    r"""The last is on if and only if any other is: $\mu_i \le \mu_d \le \sum_{i<d} \mu_i$.
 
     Args:
         variables: a variable, a slice, or a list of them; the last one is the output.
@@ -22,7 +22,7 @@ class OrOut(RowFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """None of the others exceeds the last, nor the last their sum; of one, it is the same."""
+        """No other exceeds the last, nor the last their sum; with one other, they are equal."""
         last = Row([-1.0] * (d - 1) + [1.0], 0.0, equality=d == 2)
         if d == 2:
             return [last]
@@ -30,5 +30,5 @@ class OrOut(RowFactor):
 
     @classmethod
     def _num_rows(cls, d: int) -> int:
-        """One for each variable, or a single equation."""
+        """One row per variable, or a single equation."""
         return d if d != 2 else 1

@@ -23,15 +23,15 @@ class Pair(BaseFactor):
 
     $$\max(0, \mu_1 + \mu_2 - 1) \le \mu_{12} \le \min(\mu_1, \mu_2).$$
 
-    One call makes a pair of every two entries of `u` and `v`, so that thousands of pairs cost no
-    more to build than one. After a query, `value` holds $\mu_{12}$, in the shape of the scores as
-    they were given.
+    One call pairs each entry of `u` with the corresponding entry of `v`, so thousands of pairs cost
+    no more to build than one. After a query, `value` holds $\mu_{12}$, in the shape of the scores
+    as they were given.
 
     Args:
         u: the first variables, or a list of them (then flat, one after the other).
         v: the second variables, of the same shape.
-        scores: in that shape, or broadcastable to it, `(1,)` included; `(*batch, ...)` for each
-            instance its own.
+        scores: in that shape, or broadcastable to it, `(1,)` included; `(*batch, ...)` if they are
+            per instance.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -65,7 +65,7 @@ class Pair(BaseFactor):
         given = as_scores(self, "scores", scores)
         shape = self._group_shape
         if shape == () and tuple(given.shape) == (1,) and self._record.batch_dims != 1:
-            shape = (1,)  # with one batch dimension, it is that one that is broadcast
+            shape = (1,)  # with one batch dimension, the 1 is that dimension instead
         self._score_parts = (take_scores(self, "scores", given, shape),)
 
     @property

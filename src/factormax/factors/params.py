@@ -1,4 +1,4 @@
-"""Parameters of factors: shared by all instances, or one for each, `(*batch, ...)`."""
+"""Parameters of factors: shared by all instances, or per instance, `(*batch, ...)`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
     one with the batch dimensions in front is per instance.
 
     Raises:
-        ShapeError: if it fits neither way, or holds no numbers.
+        ShapeError: if its shape fits neither way, or it does not hold numbers.
     """
     plain = _plain_number(value)
     if plain is not None:
@@ -62,7 +62,7 @@ def take_param(factor: BaseFactor, word: str, value: ArrayLike, shape: tuple[int
 def take_literal_param(
     factor: BaseFactor, word: str, value: ArrayLike, axis: int | tuple[int, ...] | None
 ) -> Param:
-    """A parameter with a number for each variable, in their shape, as `(1 | B, k * d)`."""
+    """A parameter with one number per variable, in their shape, as `(1 | B, k * d)`."""
     given = factor._given
     if axis is None:
         shape = (factor._size,) if factor._listed else given[0].shape
@@ -73,7 +73,7 @@ def take_literal_param(
     numbers = take_param(factor, word, value, u.shape)
     if isinstance(numbers, float):
         return numbers
-    # They follow their variables to the rows that `axis` makes.
+    # Each number follows its variable to the rows that `axis` makes.
     order = View.whole(0, u.shape).part(False, factor._last_axes(u, axis)).places()
     return _contiguous(numbers[:, order.reshape(-1)])
 
@@ -90,7 +90,7 @@ def _spread(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _contiguous(array: Any) -> FloatArray:
-    """As the core takes it; what is traced is laid out when it runs."""
+    """The array as the core takes it; a traced array is laid out at run time."""
     if is_tensor(array):
         return array.double()  # type: ignore[no-any-return]
     if is_jax(array):
@@ -101,7 +101,7 @@ def _contiguous(array: Any) -> FloatArray:
 
 
 def _plain_number(value: Any) -> float | None:
-    """A number of Python's, as most often; None for all others."""
+    """A Python number (the usual case) as a float; None for anything else."""
     if type(value) is not int and type(value) is not float:
         return None
     try:
@@ -111,7 +111,7 @@ def _plain_number(value: Any) -> float | None:
 
 
 def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any]:
-    if is_tensor(value) and is_hidden(value):  # stays a tensor, until there is a solve
+    if is_tensor(value) and is_hidden(value):  # stays a tensor until the graph is solved
         return value.detach()  # type: ignore[union-attr,return-value]
     if is_jax(value) and is_hidden(value):
         if not is_real(value.dtype):  # type: ignore[union-attr]
@@ -121,7 +121,7 @@ def _numbers(factor: BaseFactor, word: str, value: ArrayLike) -> npt.NDArray[Any
         return to_numpy(value)
     try:
         array = to_numpy(value)
-        if array.dtype == object:  # whole numbers beyond 64 bits; no text, which NumPy would read
+        if array.dtype == object:  # integers beyond 64 bits; not strings, which NumPy would parse
             kinds = {type(v) for v in array.flat}
             array = array.astype(np.float64) if kinds <= {int, float} else array
     except OverflowError:

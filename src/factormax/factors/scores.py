@@ -1,4 +1,4 @@
-"""Scores of a factor's own: shared by all instances, or one set for each, `(*batch, ...)`."""
+"""A factor's own scores: shared by all instances, or per instance, `(*batch, ...)`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Scores", "take_scores"]
 class Scores:
     """Scores of a factor, as they were given.
 
-    They do not lead to their factor: the graph's record keeps them with their values.
+    They hold no reference to the factor, because the graph's record keeps them with their values.
 
     Attributes:
         label: what messages call them.
-        given: an array of NumPy, torch or JAX.
+        given: a NumPy, torch or JAX array.
         shape: what the factor needs, without batch dimensions.
         own_shape: what was given, without batch dimensions; broadcastable to `shape`.
         allow_minus_inf: whether −inf forbids something.

@@ -22,15 +22,15 @@ class Sequence(StructuredFactor):
 
     $$\sum_t \eta_{t, s_t} + \sum_t T_{t, s_t, s_{t+1}} + a_{s_1} + b_{s_L}.$$
 
-    After a query, `value` holds the expected transitions, in the shape of `transitions`. Where
-    several mixtures of sequences have the same marginals and are equally good, it is that of one
-    of them, and so is its gradient.
+    After a query, `value` holds the expected transitions, in the shape of `transitions`. If several
+    mixtures of sequences with the same marginals are equally good, `value` and its gradient are
+    those of one of them.
 
     Args:
-        u: `(length, states)`. A step that is all masked is absent, and such steps come last; a
+        u: `(length, states)`. A step that is all masked is absent, and such steps must come last; a
             single masked entry is a forbidden state.
         transitions: `(states, states)`, or `(length − 1, states, states)`, indexed
-            [step, from, to]; `(*batch, ...)` for each instance its own. −inf forbids.
+            [step, from, to]; `(*batch, ...)` if they are per instance. −inf forbids a transition.
         initial: `(states,)`, added for the first state.
         final: `(states,)`, added for the last state (of the last step that is present).
 
@@ -76,14 +76,14 @@ class Sequence(StructuredFactor):
     def _transition_shape(
         self, found: tuple[int, ...], length: int, states: int
     ) -> tuple[int, ...]:
-        """Shared by the steps, or one for each: as the dimensions and sizes tell."""
+        """Whether transitions are shared by the steps or per step, judging by their shape."""
         shared, each = (states, states), (length - 1, states, states)
         batch = self._record.batch_shape or ()
         if batch and found == each == (*batch, *shared):
             raise ShapeError(
-                f"{self.name}: transitions of shape {found} may be one for each step or one "
-                f"for each instance. Give them as {(*batch, *each)}, or as "
-                f"{(*batch, 1, *shared)} for one per instance."
+                f"{self.name}: transitions of shape {found} may be one per step or one per "
+                f"instance. Give them as {(*batch, *each)}, or as {(*batch, 1, *shared)} for one "
+                f"per instance."
             )
         if found in (shared, (*batch, *shared)):
             return shared
@@ -91,12 +91,12 @@ class Sequence(StructuredFactor):
             return each
         wanted = f"{shared} or {each}"
         if batch:
-            wanted += f", with {batch} in front for each instance its own"
+            wanted += f", with {batch} in front if they are per instance"
         raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
 
     @classmethod
     def _check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
-        """Absent steps come last."""
+        """Raises unless absent steps come last."""
         length, states = shape[:2]
         steps = np.asarray(present.reshape(-1, length, states).any(axis=2))
         check_rows_last("Sequence", "step", steps)

@@ -19,17 +19,17 @@ __all__ = ["SequenceBudget"]
 
 
 class SequenceBudget(StructuredFactor):
-    r"""A binary sequence with at most `budget` on, where neighbours that are both on earn a score.
+    r"""A binary sequence with at most `budget` ones, and a score where two neighbours are both on.
 
     $$\sum_t \eta_t x_t + \sum_t T_t x_t x_{t+1}, \qquad \sum_t x_t \le B.$$
 
-    With a positive score it selects few, contiguous spans: the mask of a rationale extractor. After
-    a query, `value` holds how much two neighbours are on together, in the shape of `transitions`.
+    With a positive score it selects a few contiguous spans, like the mask of a rationale extractor.
+    After a query, `value` holds how far neighbours are on together, in the shape of `transitions`.
 
     Args:
         u: `(length,)`. A masked variable is off, and separates its neighbours, as padding does.
-        transitions: a number, or `(length − 1,)`; `(*batch, ...)` for each instance its own.
-        budget: how many may be on; one number, or `(*batch,)`.
+        transitions: a number, or `(length − 1,)`; `(*batch, ...)` if they are per instance.
+        budget: how many may be on: one number, or `(*batch,)`.
 
     Raises:
         GraphError: if the budget is negative or not whole.
@@ -58,7 +58,7 @@ class SequenceBudget(StructuredFactor):
         most = length
         if not is_hidden(
             *self._params
-        ):  # the oracle's memory grows with it; few sizes, few compiled graphs
+        ):  # the oracle's memory grows with it; few distinct sizes mean few compiled graphs
             largest = int(min(np.max(self._params[0], initial=0), length))
             most = min(length, 1 << largest.bit_length())
         self._oracle_shape = (length, int(len(shape) == 1), most)
@@ -69,9 +69,9 @@ class SequenceBudget(StructuredFactor):
         each = (length - 1,)
         if batch and found == each == batch:
             raise ShapeError(
-                f"{self.name}: transitions of shape {found} may be one for each pair of neighbours "
-                f"or one for each instance. Give them as {(*batch, *each)}, or as {(*batch, 1)} "
-                f"for one per instance."
+                f"{self.name}: transitions of shape {found} may be one per pair of neighbours or "
+                f"one per instance. Give them as {(*batch, *each)}, or as {(*batch, 1)} for one "
+                f"per instance."
             )
         if found == () or (batch and found == batch):
             return ()
@@ -79,10 +79,10 @@ class SequenceBudget(StructuredFactor):
             return each
         wanted = f"() or {each}"
         if batch:
-            wanted += f", with {batch} in front for each instance its own"
+            wanted += f", with {batch} in front if they are per instance"
         raise ShapeError(f"{self.name}: transitions must have shape {wanted}, got {found}.")
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
-        """The budget is whole and not negative."""
+        """Raises unless the budget is whole and not negative."""
         check_whole(name, "budget", params[0])

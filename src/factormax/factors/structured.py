@@ -1,6 +1,6 @@
-"""Factors that are solved from a MAP oracle: the best structure for given scores.
+"""Factors that are solved through a MAP oracle, which finds the best structure for given scores.
 
-The core knows the oracles by number (`OracleKind`) and by a short list of whole numbers, the shape.
+The core identifies an oracle by its `OracleKind` and a short list of whole numbers, its shape.
 After a query such a factor has `structures` and `probs`: the sparse set of structures that make up
 the solution, and their probabilities.
 """
@@ -39,7 +39,7 @@ NO_STRUCTURE: Final = NoStructure.NO_STRUCTURE
 
 
 def any_arguments(method: Any) -> Callable[..., Any]:
-    """To type checkers, a method that subclasses may define with other types of arguments."""
+    """Lets subclasses define the method with other argument types, for type checkers."""
     return method  # type: ignore[no-any-return]
 
 
@@ -47,11 +47,11 @@ class StructuredFactor(BaseFactor):
     """Base class of the factors with a MAP oracle."""
 
     _oracle: OracleKind
-    _oracle_shape: tuple[int, ...]  # what the oracle needs to know of its size
-    _slots: int  # `slots()` of the oracle: how long a list of the variables that are on is
+    _oracle_shape: tuple[int, ...]  # the sizes that the oracle needs to know
+    _slots: int  # `slots()` of its oracle: the length of a list of the variables that are on
     variable_shape: tuple[int, ...]  # as given, `(d,)` for a list
-    _place: int | None = None  # among the structured factors of its graph, once it was added
-    _link: int = 0  # linked to factors before it: as is found, 1: all but the first, 2: all
+    _place: int | None = None  # among the structured factors of its graph, once added
+    _link: int = 0  # links to earlier factors; 0: where found, 1: all but the first factor, 2: all
     _transposed: bool = False  # whether the oracle sees the two axes of the variables swapped
     #: What the axes of `u` are called in messages, if the factor needs a certain number of them.
     _axes: ClassVar[tuple[str, ...]] = ()
@@ -60,18 +60,18 @@ class StructuredFactor(BaseFactor):
         self, variables: Variable | Sequence[Variable], axis: int | None = None
     ) -> None:
         self._take(variables, axis)
-        self._axis = None  # it was not the user who gave one
+        self._axis = None  # the user did not give one
         if any(u.negated for u in self._given):
             raise GraphError(
-                f"{self.name}: a structured factor takes no negated variables. Negate in the logic "
-                f"and counting factors beside it."
+                f"{self.name}: a structured factor takes no negated variables. Negate them in the "
+                f"logic and counting factors beside it."
             )
         whole = len(self._given) == 1 and not self._listed
         self.variable_shape = self._given[0].shape if whole else (self._size,)
         if self._axes and len(self.variable_shape) != len(self._axes):
             wanted = ", ".join(self._axes) + "," * (len(self._axes) == 1)
             raise ShapeError(
-                f"{self.name}: u must have shape ({wanted}), batch dimensions aside, got "
+                f"{self.name}: u must have shape ({wanted}), not counting batch dimensions, got "
                 f"{self.variable_shape}."
             )
 
@@ -89,13 +89,13 @@ class StructuredFactor(BaseFactor):
 
     @property
     def _num_scores(self) -> int:
-        """How many scores of its own a factor has in an instance."""
+        """How many scores of its own each factor has per instance."""
         total = sum(part.count for part in self._score_parts)
         return total // max(self._count, 1)
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        """What tells it from other factors, numbers aside."""
+        """What distinguishes it from other factors, apart from numbers."""
         try:
             return (
                 self._registered,
@@ -125,21 +125,21 @@ class StructuredFactor(BaseFactor):
 
     @classmethod
     def _check_mask(cls, present: BoolArray, shape: tuple[int, ...]) -> None:
-        """Raises unless the variables that are present, `(B, d)`, make sense."""
+        """Raises unless the mask of present variables, `(B, d)`, is valid."""
 
     @any_arguments
     def map(self, eta_u: ArrayLike, eta_v: ArrayLike = ()) -> Any:
         """The best structure for these scores, by the factor's oracle.
 
         Args:
-            eta_u: scores of the variables, in their shape. −inf (a masked variable) stays off.
-            eta_v: scores of the factor's own (transitions, then initial, then final), flat or in
+            eta_u: the variables' scores, in their shape. A variable with −inf (masked) stays off.
+            eta_v: the factor's own scores (transitions, then initial, then final), flat or in
                 their shape.
 
         Returns:
             `(m, n)`: the 0/1 assignment, and how often each score counts (in the shape of `eta_v`);
-            `NO_STRUCTURE` if there is none. Among structures of the same score, which one is fixed
-            but not defined.
+            `NO_STRUCTURE` if there is none. If structures tie, the answer is always the same one,
+            but which one is unspecified.
         """
         scores = np.asarray(to_numpy(eta_u), dtype=np.float64)
         own = np.asarray(to_numpy(eta_v), dtype=np.float64)
@@ -147,8 +147,8 @@ class StructuredFactor(BaseFactor):
         if scores.size != count * d or own.size != count * self._num_scores:
             raise ShapeError(
                 f"{self.name}: map takes {count * d} scores of variables, in the shape "
-                f"{(*self._group_shape, *self.variable_shape)}, and {count * self._num_scores} of "
-                f"its own, got {scores.size} and {own.size}."
+                f"{(*self._group_shape, *self.variable_shape)}, and {count * self._num_scores} "
+                f"scores of its own, got {scores.size} and {own.size}."
             )
         scores = scores.reshape(count, *self.variable_shape)
         if self._transposed:
@@ -161,7 +161,7 @@ class StructuredFactor(BaseFactor):
         return self._laid_out(assignments).reshape(shape), features.reshape(own.shape)
 
     def _best(self, eta_u: FloatArray, eta_v: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-        """The best structures in the oracle's order, `(k, d)` and `(k, s)`; None without one."""
+        """The best structures in the oracle's order, `(k, d)` and `(k, s)`, or None."""
         number = np.zeros(len(eta_u))
         if self._params:
             given = self._params[0]
@@ -181,21 +181,22 @@ class StructuredFactor(BaseFactor):
     def _laid_out(self) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """From the oracle's order, `(..., d)`, to `(..., *shape of the variables)`.
 
-        It does not lead to the factor: the graph's record keeps it with the answer of a query.
+        It holds no reference to the factor, because the graph's record keeps it with the answer.
         """
         return partial(_laid_out, self.variable_shape, self._transposed)
 
     @property
     def structures(self) -> Array:
-        """The structures that make up the solution, `(*batch, K, *shape of u)`, of 0 and 1.
+        """The structures that make up the solution, as 0/1 arrays, `(*batch, K, *shape of u)`.
 
-        Of N factors in one call, `(*batch, N, K, ...)`; likewise `probs` and `num_structures`.
+        For N factors made in one call, `(*batch, N, K, ...)`; likewise `probs` and
+        `num_structures`.
 
-        The most probable come first. K is the most that an instance of the batch has; instances
-        with fewer are padded with zeros, and `num_structures` counts them.
+        The most probable come first. K is the largest number that any instance has; instances with
+        fewer are padded with zeros, and `num_structures` says how many each has.
 
-        Trees and matchings with dense solutions are solved without them (by rows): a second solve
-        then finds them when they are first asked for, and their mean is the value up to `tol`.
+        Trees and matchings with dense solutions are solved without structures (by rows): a second
+        solve then finds them on first access, and their mean equals the value up to `tol`.
 
         Raises:
             GraphError: before any query, and inside `torch.compile`.
@@ -204,11 +205,11 @@ class StructuredFactor(BaseFactor):
 
     @property
     def probs(self) -> Array:
-        """Their probabilities, `(*batch, K)`, differentiable; they sum to 1 (NaN if infeasible).
+        """Probabilities of `structures`, `(*batch, K)`, differentiable; sum to 1 (NaN: infeasible).
 
-        The structures held are affinely independent, so the probabilities are determined by them;
-        where a solution can be made up of other structures too, which ones are held is not defined,
-        and the gradient is the one for those that are.
+        The structures are affinely independent, so they determine the probabilities. Where other
+        structures could make up the same solution, it is unspecified which ones are listed; the
+        gradient is that for the ones listed.
         """
         return self._record.listed(self, "probs")  # type: ignore[no-any-return]
 
@@ -226,7 +227,7 @@ def _laid_out(shape: tuple[int, ...], transposed: bool, x: npt.NDArray[Any]) -> 
 
 
 def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray:
-    """How often each number is in its list, `(k, size)`, from k lists padded with −1."""
+    """How often each number occurs in its list, `(k, size)`, from k lists padded with −1."""
     count, size = shape
     own = lists.reshape(count, -1) if count else lists.reshape(0, 1)
     row, slot = np.nonzero(own >= 0)
@@ -235,7 +236,7 @@ def _counted(lists: npt.NDArray[np.int32], shape: tuple[int, ...]) -> FloatArray
 
 
 def check_rows_last(name: str, word: str, rows: BoolArray) -> None:
-    """Raises unless the rows that are absent, `(B, rows)`, come last."""
+    """Raises unless absent rows come last; `rows`, `(B, rows)`, is True where one is present."""
     bad = np.any(rows[:, 1:] & ~rows[:, :-1], axis=1)
     if bad.any():
         raise GraphError(

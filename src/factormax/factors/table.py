@@ -16,19 +16,19 @@ __all__ = ["Table"]
 
 
 class Table(StructuredFactor):
-    """One-hot groups of sizes K1 … Km, exactly one state of each, and a score for the joint state.
+    """One-hot groups of sizes K1 … Km: exactly one state of each is on; each joint state scores.
 
     After a query, `value` holds the joint marginals, in the shape of the scores.
 
-    A list of groups of shape `(N, K1)`, …, `(N, Km)` makes N tables in one call, one for each row:
-    `Table([u[i], u[j]], scores)` with index arrays i and j is a table for each edge of a graph over
-    the rows of u. `structures` are then `(*batch, N, K, …)` and `probs` `(*batch, N, K)`.
+    A list of groups of shape `(N, K1)`, …, `(N, Km)` makes N tables in one call, one per row: with
+    index arrays i and j, `Table([u[i], u[j]], scores)` makes one table for each edge of a graph
+    over the rows of u. Then `structures` is `(*batch, N, K, …)`, and `probs` `(*batch, N, K)`.
 
     Args:
-        variables: a list of m groups; or one variable of shape `(m, K)`, a group a row. A masked
-            state is forbidden. A group that is all masked is absent: the others then still have
-            exactly one state each, but no joint score.
-        scores: `(K1, …, Km)`; `(*batch, K1, …, Km)` for each instance its own. −inf forbids. For N
+        variables: a list of m groups; or one variable of shape `(m, K)`, one group per row. A
+            masked state is forbidden. A group that is all masked is absent: the others then still
+            have exactly one state each, but no joint score.
+        scores: `(K1, …, Km)`; `(*batch, K1, …, Km)` if they are per instance. −inf forbids. For N
             tables, `(N, K1, …, Km)`; `(K1, …, Km)` or an N of 1 is shared by all of them.
 
     Example:
@@ -69,7 +69,8 @@ class Table(StructuredFactor):
         if any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
             raise ShapeError(
                 f"{self.kind} over {', '.join([u.name for u in given[:4]])}: the groups of a table "
-                f"have shapes (K1,), …, (Km,), those of N tables (N, K1), …, (N, Km), got {shapes}."
+                f"have shapes (K1,), …, (Km,), and those of N tables (N, K1), …, (N, Km), "
+                f"got {shapes}."
             )
         return True
 
@@ -82,5 +83,5 @@ class Table(StructuredFactor):
         if found not in fits:
             wanted = f"{full} (shared)" + (f" or {(*batch, *full)}" if batch else "")
             raise ShapeError(
-                f"{self.name}: scores must have shape {wanted}, one axis a group, got {found}."
+                f"{self.name}: scores must have shape {wanted}, one axis per group, got {found}."
             )

@@ -14,7 +14,7 @@ class Xor(RowFactor):
         variables: a variable, a slice, or a list of them.
         *others: more variables of equal or broadcastable shapes, side by side: one factor for
             each position, as in `Xor(a, b)`. The list `Xor([a, b])` is one factor over all.
-        axis: one factor along this axis, the one a sum would reduce; None: one over everything.
+        axis: one factor along this axis, which a sum would reduce; None: one over everything.
 
     Example:
         >>> import numpy as np, factormax as fm

@@ -1,4 +1,4 @@
-"""The last says whether exactly one of the others is on."""
+"""The last says whether one of the others is on; no two of them are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["XorOut"]
 
 
 class XorOut(RowFactor):
-    r"""The last is on exactly if one of the others is, and of those at most one is.
+    r"""At most one of the others is on, and the last is on if and only if one is.
 
     $$\sum_{i<d} \mu_i = \mu_d$$
 
@@ -23,5 +23,5 @@ class XorOut(RowFactor):
 
     @classmethod
     def rows(cls, d: int) -> list[Row]:
-        """The others less the last are 0."""
+        """The sum of the others minus the last is 0."""
         return [Row([1.0] * (d - 1) + [-1.0], 0.0, equality=True)]
