@@ -52,7 +52,7 @@ def test_masks_of_three_sides():
             fg.add(fm.AtMostOne(u, axis=2))
 
     scores, there = randn(2, 2, 3, 2), torch.tensor([True, True, False])
-    message = r"Roles: .* come as a tuple of 3, for \(predicates, spans, roles\), each of which may"
+    message = r"Roles: .* as a tuple of 3, for \(predicates, spans, roles\), each of which may"
     with pytest.raises(fm.ShapeError, match=message):
         Roles()(scores, mask=there)
     assert not Roles()(scores + 1, mask=(None, there, None))[:, :, 2].any()
@@ -85,14 +85,14 @@ def test_k_of_a_call(layer, lengths):
             layer(scores, k=bad)
     same(layer(scores, k=torch.tensor([1.0, 2, 3]), lengths=lengths), value)
     for bad in (1.5, torch.nan, torch.inf, 2.0**31):
-        with pytest.raises(fm.GraphError, match=r"k in a tensor must be whole numbers, got \w"):
+        with pytest.raises(fm.GraphError, match=r"k as a tensor must hold whole numbers, got \w"):
             layer(scores, k=torch.tensor([1.0, bad, 3.0]))
     counts, message = torch.tensor([1.0, 2, 3]), r"k must be whole numbers, got dtype torch\.float"
     with pytest.raises(fm.GraphError, match=message):
         torch.func.vmap(lambda s, k: layer(s, k=k))(scores, counts)
     with pytest.raises(fm.GraphError, match=message):
         layer(scores, k=counts.requires_grad_())
-    with pytest.raises(fm.GraphError, match="k must be a whole number"):
+    with pytest.raises(fm.GraphError, match="k must be a non-negative whole number"):
         layer(scores, k=-1)
     with pytest.raises(TypeError, match="budget"):
         layer(scores, budget=1)
@@ -277,7 +277,9 @@ def test_settings_of_a_subclass_are_named_with_those_of_its_base():
         def __init__(self, colour, k=2, **settings):
             super().__init__(k, **settings)
 
-    with pytest.raises(TypeError, match=r"Few has no setting temp\. .*It takes colour, k; and, as"):
+    with pytest.raises(
+        TypeError, match=r"Few has no setting temp\. .*It takes colour, k; and, like"
+    ):
         Few("red", temp=1)
     message = r"transitions\. Did you mean transition\? It takes budget, transition, learn_trans"
     with pytest.raises(TypeError, match=message):

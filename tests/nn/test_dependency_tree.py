@@ -51,5 +51,5 @@ def test_what_is_wrong():
     with pytest.raises(fm.ShapeError, match=r"must be square, \(\*batch, n, n\), got \(2, 3, 4\)"):
         DependencyTree()(torch.zeros(2, 3, 4))
     for valency in (-1, 1.5, True):
-        with pytest.raises(fm.GraphError, match="valency must be a whole number"):
+        with pytest.raises(fm.GraphError, match="valency must be a non-negative whole number"):
             DependencyTree(valency=valency)

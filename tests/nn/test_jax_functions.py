@@ -126,7 +126,7 @@ def test_what_is_refused():
         (lambda: fjn.matching(scores, mask=scores), "mask must be boolean"),
         (lambda: fjn.matching(scores, mask=scores[:, :2] == 0), "mask must be broadcastable"),
         (lambda: fjn.k_subset(scores, 1.5), "fraction of the length"),
-        (lambda: jax.jit(fjn.k_subset)(scores, 0.5), "of an integer dtype, got float"),
+        (lambda: jax.jit(fjn.k_subset)(scores, 0.5), "an integer dtype, got float"),
         (lambda: fjn.pairwise_mrf(scores, jnp.zeros(3)), "weight must have shape"),
     ]:
         with pytest.raises(fm.GraphError, match=message):

@@ -314,7 +314,7 @@ def test_wrong_shapes(case):
     with pytest.raises(fm.GraphError, match="lengths must be whole numbers, got dtype"):
         layer(case.scores(), lengths=([1.5] * 3, None) if pair else [1.5] * 3)
     if pair:
-        with pytest.raises(fm.ShapeError, match=r"come as a tuple of 2, for \(m, n\), each"):
+        with pytest.raises(fm.ShapeError, match=r"as a tuple of 2, for \(m, n\), each"):
             layer(case.scores(), lengths=torch.tensor([1, 1, 1]))
 
 
@@ -340,7 +340,7 @@ def test_a_temperature_is_positive(temperature):
         with pytest.raises(fm.GraphError, match="SequentialAlignment: transition must be a finite"):
             fnn.SequentialAlignment(bad)
     for word in ("mask", "lengths"):
-        with pytest.raises(fm.GraphError, match=f"KSubset: {word} must be made of numbers"):
+        with pytest.raises(fm.GraphError, match=f"KSubset: {word} must hold numbers"):
             fnn.KSubset(2)(torch.zeros(1, 3), **{word: "x"})
     with pytest.raises(fm.GraphError, match="KSubset: temperature must be a positive number"):
         fnn.KSubset(1, temperature=temperature)
@@ -395,8 +395,8 @@ def test_compile(name):
         (
             {"colour": 1},
             TypeError,
-            "Matching has no setting colour. It takes form, complete, budget; and, as all layers, "
-            "temperature, learn_temperature, eval_map, method, tol,",
+            "Matching has no setting colour. It takes form, complete, budget; and, like all "
+            "layers, temperature, learn_temperature, eval_map, method, tol,",
         ),
         ({"budgets": 1}, TypeError, "has no setting budgets. Did you mean budget? It takes form,"),
         ({"on_failure": "rise"}, fm.GraphError, "Matching: on_failure must be one of"),

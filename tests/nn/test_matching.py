@@ -83,7 +83,9 @@ def test_settings_that_contradict():
         Matching("dense")
     with pytest.raises(fm.GraphError, match='complete=False needs form="lp"'):
         Matching("coarse", complete=False)
-    with pytest.raises(fm.GraphError, match="for a budget, set complete=False"):
+    with pytest.raises(fm.GraphError, match="For a budget, set complete=False"):
         Matching(budget=2)
-    with pytest.raises(fm.GraphError, match=r"budget must be a whole number .* got -1"):
+    with pytest.raises(
+        fm.GraphError, match=r"budget must be a non-negative whole number .* got -1"
+    ):
         Matching(complete=False, budget=-1)

@@ -1,6 +1,6 @@
-"""What is only for JAX: layers as functions (`factormax.jax.nn`), and exported functions.
+"""For JAX only: layers as functions (`factormax.jax.nn`), and exported functions.
 
-Graphs take JAX arrays without it. A process that runs an exported function must import it.
+Graphs take JAX arrays without this module. A process that runs an exported function must import it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ffi.register()
 
 
 def ffi_unavailable() -> str:
-    """Why XLA does not call the core directly, but by way of Python; "" if it does.
+    """Why XLA calls the core through Python rather than directly; "" if it calls it directly.
 
     Example:
         >>> import factormax.jax
@@ -27,10 +27,11 @@ def ffi_unavailable() -> str:
 
 
 def export_checks() -> list[Any]:
-    """What `jax.export.export` takes as `disabled_checks`, for it to let a solve be exported.
+    """The `disabled_checks` with which `jax.export.export` can export a solve.
 
     Raises:
-        FactormaxError: if XLA can't call the core directly: a call of Python can't be exported.
+        FactormaxError: if XLA can't call the core directly, since calls to Python can't be
+            exported.
 
     Example:
         >>> import jax, jax.numpy as jnp, factormax as fm, factormax.jax
@@ -45,7 +46,7 @@ def export_checks() -> list[Any]:
         >>> if not factormax.jax.ffi_unavailable():
         ...     checks = factormax.jax.export_checks()
         ...     exported = export.export(sparsemax, disabled_checks=checks)(jnp.zeros(3))
-        ...     # exported.serialize() is what a file takes
+        ...     # exported.serialize() returns the bytes to store in a file
     """
     reason = ffi.unavailable()
     if reason:
@@ -55,7 +56,7 @@ def export_checks() -> list[Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """The layers are imported when they are first asked for."""
+    """Imports the layers on first use."""
     if name == "nn":
         return import_module("factormax.jax.nn")
     raise AttributeError(f"module 'factormax.jax' has no attribute {name!r}")

@@ -3,10 +3,10 @@
 What is learned there (a transition, the scores of pairs, a temperature) is an argument here, to be
 kept among the parameters of a flax, equinox or haiku module.
 
-All functions take `mask` (boolean, of the shape of the scores, True for what is there; or, for
-scores of pairs, a tuple of two, of rows and of columns), `temperature` (a number, or broadcastable
-to the batch) and the options of `FactorGraph.solve`. The shapes are `(*batch, ...)`; inside of
-`vmap` there is no batch.
+All functions take `mask` (boolean, in the shape of the scores, True for what is present; or, for
+scores of pairs, a tuple of two, for rows and columns), `temperature` (a number, or broadcastable to
+the batch) and the options of `FactorGraph.solve`. Shapes are `(*batch, ...)`; inside `vmap` there
+is no batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def present(lengths: Any, size: int) -> jax.Array:
 
 
 def pairs_present(rows: Any, columns: Any) -> jax.Array:
-    """The mask of all pairs of what is there on two sides: `(*batch, m, n)`.
+    """The mask of all pairs of present rows and present columns: `(*batch, m, n)`.
 
     Args:
         rows: `(*batch, m)`, boolean.
@@ -79,11 +79,11 @@ def matching(
 ) -> jax.Array:
     r"""Matches rows and columns one to one, `(*batch, m, n)`: see `factormax.nn.Matching`.
 
-    The shorter side is matched completely, in each instance its own.
+    The shorter side of each instance is matched completely.
 
     Args:
         scores: `(*batch, m, n)`.
-        mask: of the pairs that there are; `pairs_present` makes it from both sides.
+        mask: which pairs are present; `pairs_present` makes it from both sides.
         form: "lp", an `Xor` for each row and an `AtMostOne` for each column, or "coarse", a single
             `Matching` factor.
         complete: False: rows may stay unmatched too. Only for "lp".
@@ -139,7 +139,7 @@ def sequential_alignment(
     Args:
         scores: `(*batch, m, n)`.
         transition: a score, added whenever the alignment goes from (i, j) to (i + 1, j ± 1).
-        mask: of the pairs that there are. Absent words come last.
+        mask: which pairs are present. Absent words must come last.
         symmetric: False: only j + 1 after j counts.
         temperature: what all scores are divided by.
         **options: passed on to `FactorGraph.solve`.
@@ -171,11 +171,11 @@ def dependency_tree(
     """A head for every word: see `factormax.nn.DependencyTree`.
 
     Args:
-        scores: `(*batch, n, n)`; `scores[m, h]` is that of h as the head of m, `scores[m, m]` that
-            of m hanging from the root.
-        mask: of the arcs that there are; `(words, words)` stands for those between words.
+        scores: `(*batch, n, n)`; `scores[m, h]` scores word h as the head of word m, and
+            `scores[m, m]` the root as its head.
+        mask: which arcs are allowed; the tuple `(words, words)` allows those between present words.
         projective: no arcs may cross.
-        single_root: exactly one word hangs from the root.
+        single_root: exactly one word has the root as its head.
         valency: no word may have more modifiers than this.
         temperature: what all scores are divided by.
         **options: passed on to `FactorGraph.solve`.
@@ -195,12 +195,12 @@ def dependency_tree(
 def k_subset(
     scores: jax.Array, k: Any, *, mask: Any = None, temperature: Any = None, **options: Any
 ) -> jax.Array:
-    """Selects exactly k, or all that are there: see `factormax.nn.KSubset`.
+    """Selects exactly k, or all if fewer are present: see `factormax.nn.KSubset`.
 
     Args:
         scores: `(*batch, n)`.
         k: a number, or one for each instance; a float is that fraction of the length, rounded up.
-        mask: of what is there.
+        mask: which entries are present.
         temperature: what all scores are divided by.
         **options: passed on to `FactorGraph.solve`.
 
@@ -222,7 +222,7 @@ def k_subset(
 def at_most_k(
     scores: jax.Array, k: Any, *, mask: Any = None, temperature: Any = None, **options: Any
 ) -> jax.Array:
-    """Selects at most k, those with a score high enough: see `factormax.nn.AtMostK`.
+    """Selects at most k, those with high enough scores: see `factormax.nn.AtMostK`.
 
     The arguments are those of `k_subset`.
     """
@@ -243,14 +243,14 @@ def contiguous_selection(
     temperature: Any = None,
     **options: Any,
 ) -> jax.Array:
-    """Few positions, preferably neighbours: see `factormax.nn.ContiguousSelection`.
+    """Selects a few positions, preferably neighbours: see `factormax.nn.ContiguousSelection`.
 
     Args:
         scores: `(*batch, n)`.
-        budget: how many, as k of `k_subset`.
+        budget: how many, like `k` of `k_subset`.
         transition: the score of two neighbours.
-        mask: of what is there; a gap parts its neighbours.
-        exactly: exactly `budget`, or all if fewer are there.
+        mask: which positions are present; a gap separates its neighbours.
+        exactly: select exactly `budget`, or all if fewer are present.
         temperature: what all scores are divided by.
         **options: passed on to `FactorGraph.solve`.
 
@@ -276,14 +276,14 @@ def pairwise_mrf(
     temperature: Any = None,
     **options: Any,
 ) -> jax.Array:
-    """Labels with a score for every two of them: see `factormax.nn.PairwiseMRF`.
+    """Labels with a score for every pair of them: see `factormax.nn.PairwiseMRF`.
 
     Args:
         scores: `(*batch, labels)`.
         weight: `(edges,)`, the scores of pairs of labels that are both on.
-        edges: `(edges, 2)`, whole numbers that are known while tracing; by default every two
+        edges: `(edges, 2)`, whole numbers that are known while tracing; by default all pairs of
             labels, in the order of `np.triu_indices(labels, 1)`.
-        mask: of the labels that there are.
+        mask: which labels are present.
         temperature: what all scores are divided by.
         **options: passed on to `FactorGraph.solve`.
 
@@ -310,12 +310,12 @@ def pairwise_mrf(
 
 
 def _here(name: str, scores: Any, mask: Any, axes: int) -> jax.Array | None:
-    """Which variables are there, in the shape of the scores; None for all of them."""
+    """Which variables are present, in the shape of the scores; None for all of them."""
     if not is_jax(scores):
         raise GraphError(f"{name} takes a JAX array, got {type(scores).__name__}.")
     if scores.ndim < axes:
         raise ShapeError(
-            f"{name}: scores must have {axes} dimensions behind those of the batch, got shape "
+            f"{name}: scores must have {axes} dimensions after those of the batch, got shape "
             f"{scores.shape}."
         )
     if mask is None:
@@ -346,7 +346,7 @@ def _solved(fg: FactorGraph, u: Variable, temperature: Any, options: dict[str, A
 
 
 class _ShorterFirst:
-    """Rows are the shorter side in every instance: those with more rows are transposed.
+    """Makes rows the shorter side of every instance, by transposing those with more rows.
 
     With a mask, whose numbers may be traced, all instances are padded to a square.
     """
@@ -359,16 +359,16 @@ class _ShorterFirst:
             self.flip = (rows > columns)[..., None, None]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Transposed where there are more rows than columns."""
+        """Transposes where there are more rows than columns."""
         if isinstance(self.flip, bool):
             return jnp.swapaxes(x, -1, -2) if self.flip else x
         size = max(self.rows, self.columns)
         more = [(0, 0)] * (x.ndim - 2) + [(0, size - self.rows), (0, size - self.columns)]
-        square = jnp.pad(x, more)  # by 0, or False
+        square = jnp.pad(x, more)  # with 0, or False
         return jnp.where(self.flip, jnp.swapaxes(square, -1, -2), square)
 
     def undo(self, x: jax.Array) -> jax.Array:
-        """Back again."""
+        """Transposes back."""
         if isinstance(self.flip, bool):
             return jnp.swapaxes(x, -1, -2) if self.flip else x
         square = jnp.where(self.flip, jnp.swapaxes(x, -1, -2), x)
@@ -376,28 +376,28 @@ class _ShorterFirst:
 
 
 def _count(name: str, word: str, given: Any, there: Any, most: int) -> Any:
-    """What a count comes to, given how many of `most` are there, `(*batch,)` or a number.
+    """The number that a count means if `there` of `most` are present, `(*batch,)` or a number.
 
     A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
     """
     if not isinstance(given, float):
         if jnp.issubdtype(jnp.result_type(given), jnp.floating):
             raise GraphError(
-                f"{name}: {word} as an array must hold whole numbers, of an integer dtype, got "
+                f"{name}: {word} as an array must have an integer dtype, got "
                 f"{jnp.result_type(given)}. For a fraction of the length, pass a Python float."
             )
         return given
     if not 0 < given <= 1:
         raise GraphError(
-            f"{name}: {word} must be a whole number, or a fraction of the length (float), above 0 "
-            f"and at most 1, got {given}."
+            f"{name}: {word} must be a whole number, or a fraction of the length (a float above 0 "
+            f"and at most 1), got {given}."
         )
     rounded = np.ceil(given * np.arange(most + 1) - 1e-9).astype(np.int32)  # in float64
     return int(rounded[there]) if isinstance(there, int) else jnp.asarray(rounded)[there]
 
 
 def _smaller(number: Any, there: Any) -> Any:
-    """The smaller of the two, for each instance if one of them is."""
+    """The smaller of the two, per instance if either of them is."""
     if isinstance(number, int) and isinstance(there, int):
         return min(number, there)
     return jnp.minimum(jnp.asarray(number), there)

@@ -1,11 +1,11 @@
 """Structured layers for torch models: scores in, sparse marginals out, trained like any other.
 
 Every module takes scores `(*batch, ...)`, padded, with `mask=` or `lengths=`, and returns marginals
-of the same shape and dtype; what is masked is 0. `temperature` divides the scores. It can
-be learned (`learn_temperature=True`), and it can be given for a call, as can counts and budgets.
-`eval_map=True` answers with the best structure in `eval()`. `loss` and `predict` ask the
-same graph for a loss and for its best structure. A layer of your own is a subclass of
-`StructuredLayer` with one method.
+of the same shape and dtype, which are 0 where masked. `temperature` divides the scores. It can be
+learned (`learn_temperature=True`) or given per call, as can counts and budgets. With
+`eval_map=True` the layer returns the best structure in `eval()`. `loss` and `predict` ask the same
+graph for a loss and for its best structure. To write your own layer, subclass `StructuredLayer` and
+define one method.
 """
 
 import factormax._fronts.torch  # noqa: F401  registers the operators that exported layers need

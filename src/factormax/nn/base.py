@@ -26,31 +26,32 @@ _SOLVE = ("method", "tol", "max_iter", "max_inner_iter", "step_size", "on_failur
 
 
 class StructuredLayer(nn.Module):
-    r"""Scores in, LP-SparseMAP marginals out; the base of all layers, and of your own.
+    r"""Scores in, LP-SparseMAP marginals out; the base class of all layers, your own included.
 
     $$\max_\mu\; \tfrac1T \big(\eta \cdot \mu + \sum_f \eta_f \cdot \mu_f\big) - \tfrac12\|\mu\|^2$$
 
-    A subclass names its `axes` and says, in `add_factors`, what the variables have to obey. The
-    graph lives only as long as the forward pass: what a layer keeps are numbers and parameters, so
-    it can be copied, pickled, saved and distributed like any other.
+    A subclass names its `axes` and adds, in `add_factors`, the constraints on the variables. The
+    graph lives only as long as the forward pass: a layer keeps only numbers and parameters, so it
+    can be copied, pickled, saved and distributed like any other.
 
     Args:
-        temperature: T; all scores, learned ones too, are divided by it. Towards 0 the answer
-            becomes a single structure. It may be set again later, to anneal. `forward` and `loss`
-            also take one for the call, a number or a tensor broadcastable to the batch, which may
-            need a gradient.
-        learn_temperature: True: it is learned, as the parameter `log_temperature`, from there.
+        temperature: T; divides all scores, learned ones too. Towards 0 the answer becomes a single
+            structure. It may be set again later, to anneal. `forward` and `loss` also take one for
+            that call: a number, or a tensor broadcastable to the batch, which may require a
+            gradient.
+        learn_temperature: learn the temperature, starting from the one given, as the parameter
+            `log_temperature`.
         eval_map: in eval mode, return the structure with the highest score,
             `predict(scores, kind="perceptron")`. It switches on every entry that adds to the score,
             even one whose marginal is small; `predict` without `kind` switches on from 1/2.
-        tol, max_iter, on_failure: as of `FactorGraph.solve`.
-        method, max_inner_iter, step_size: as of `FactorGraph.solve`, of which they are options.
+        tol, max_iter, on_failure: see `FactorGraph.solve`.
+        method, max_inner_iter, step_size: see `FactorGraph.solve`.
 
     Shapes:
         scores and marginals `(*batch, *axes)`, of the same dtype and device.
 
     Example:
-        A layer that picks one of each row, and at most three entries outside the first column:
+        A layer that picks one entry per row, and at most three entries outside the first column:
 
         >>> import torch, factormax as fm, factormax.nn
         >>> class FewOthers(fm.nn.StructuredLayer):
@@ -65,7 +66,8 @@ class StructuredLayer(nn.Module):
         (torch.Size([2, 6, 4]), tensor([6., 5.]))
     """
 
-    #: What the axes of the scores count, batch aside. Axes of one name share masks and lengths.
+    #: What the axes of the scores count, after the batch dimensions. Axes with the same name share
+    #: masks and lengths.
     axes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -92,7 +94,7 @@ class StructuredLayer(nn.Module):
             hint = _did_you_mean(word, own + shared)
             own_list = f" {', '.join(own)}; and" if own else ""
             raise TypeError(
-                f"{self._name} has no setting {word}.{hint} It takes{own_list}, as all layers, "
+                f"{self._name} has no setting {word}.{hint} It takes{own_list}, like all layers, "
                 f"{', '.join(shared)}."
             )
         if method not in METHODS:
@@ -120,18 +122,18 @@ class StructuredLayer(nn.Module):
         self.step_size = step_size
         self.on_failure = on_failure
 
-    #: What `add_factors` takes by name besides the graph; None: anything.
+    #: The names of the extra arguments of `add_factors`; None if it takes any.
     _changes: ClassVar[list[str] | None] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         kinds = [p.kind for p in inspect.signature(cls.add_factors).parameters.values()]
         takes_all = inspect.Parameter.VAR_KEYWORD in kinds
-        cls._changes = None if takes_all else _named(cls.add_factors)[3:]  # less fg, u and present
+        cls._changes = None if takes_all else _named(cls.add_factors)[3:]  # after fg, u, present
 
     @property
     def temperature(self) -> Any:
-        """What the scores are divided by, which is a number, or a tensor if it is learned."""
+        """What the scores are divided by: a number, or a tensor if it is learned."""
         return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @temperature.setter
@@ -158,13 +160,13 @@ class StructuredLayer(nn.Module):
 
         Args:
             scores: `(*batch, *axes)`.
-            mask: boolean, True for what is there: of as many dimensions as the scores, or
-                broadcastable to `(*batch, size)` for the words, steps or elements; a tuple of such
-                for several sides.
-            lengths: broadcastable to the batch, how many are there, instead of a mask or together
-                with one; a tuple of such for several sides.
-            temperature: in place of the layer's, for this call.
-            **changes: settings of the layer to replace in this call, such as `k`: those that its
+            mask: boolean, True for what is present: with as many dimensions as the scores, or
+                broadcastable to `(*batch, size)`, for the words, steps or elements; a tuple of
+                these if the scores have several sides.
+            lengths: how many are present, broadcastable to the batch, instead of a mask or together
+                with one; a tuple of these if the scores have several sides.
+            temperature: replaces the layer's in this call.
+            **changes: settings of the layer to replace in this call, such as `k`: any that its
                 `add_factors` takes.
         """
         fg, u, layout = self._build("forward", scores, mask, lengths, changes)
@@ -197,7 +199,7 @@ class StructuredLayer(nn.Module):
                 or one for each entry, broadcastable to the target.
             mask: as in `forward`.
             lengths: as in `forward`.
-            known: boolean, broadcastable to the target: where it is False the target is not known.
+            known: boolean, broadcastable to the target; False where the target is not known.
             temperature: as in `forward`.
             **changes: as in `forward`.
 
@@ -239,29 +241,28 @@ class StructuredLayer(nn.Module):
     ) -> Tensor:
         r"""The structure with the least loss, `(*batch, *axes)`, without gradients.
 
-        For "hinge" and "perceptron" this is the best structure (MAP). "sparsemap" asks of an entry
-        a score of 1 to be on, and of 0 to be off, so that it decides at ½: it takes the structure
-        with the greatest score less ½‖y‖². Where all structures have the same number of entries
-        on, as trees do, the two agree.
+        For "hinge" and "perceptron" this is the best structure (MAP). "sparsemap" pulls the score
+        of an entry to 1 if it is on and to 0 if it is off, so it decides at ½: it takes the
+        structure y with the greatest score minus ½‖y‖². Where all structures have the same number
+        of entries on, as trees do, the two agree.
 
         Args:
             scores: `(*batch, *axes)`.
             kind: the loss it was trained with.
             mask: as in `forward`.
             lengths: as in `forward`.
-            exact: by default the relaxation is solved (LP-MAP). Where several structures tie it
-                mixes them, and one of them is returned, the same one each time; alone in a row or
-                a selection, entries that come first win. Where it is not tight, a short search
-                follows, and if that proves nothing, the best structure found is returned and
-                `on_failure` decides whether to warn or to raise. True: search for as long as it
-                takes (`FactorGraph.decode`).
-            temperature: as in `forward`; it matters only to "sparsemap".
+            exact: False: solve the relaxation (LP-MAP). If several structures tie, the same one of
+                them is returned each time; within a lone row or selection, entries that come first
+                win. If the relaxation is not tight, a short search follows; if that proves nothing,
+                the best structure found is returned, and `on_failure` decides whether to warn or to
+                raise. True: search for as long as it takes (`FactorGraph.decode`).
+            temperature: as in `forward`; it matters only for "sparsemap".
             **changes: as in `forward`.
         """
         if kind not in KINDS:
             raise GraphError(f"{self._name}: kind must be one of {KINDS}, got {kind!r}.")
         less: float | Tensor = 0.0
-        if kind == "sparsemap":  # of scores that are not divided, so T times as much
+        if kind == "sparsemap":  # the scores are not divided by T, so subtract T times as much
             given = self._temperature_of(temperature)
             less = 0.5 if given is None else 0.5 * given
         fg, u, layout = self._build("predict", scores, mask, lengths, changes, less)
@@ -274,19 +275,19 @@ class StructuredLayer(nn.Module):
     # ---- for subclasses --------------------------------------------------------------------------
 
     def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
-        """Adds what the variables have to obey.
+        """Adds the constraints on the variables.
 
         Args:
             fg: the graph, with all dimensions of the batch.
-            u: the variables, of the shape of `axes`.
-            present: which of them are there, `(*batch, *axes)`; None for all.
+            u: the variables, in the shape of `axes`.
+            present: which of them are present, `(*batch, *axes)`; None for all.
 
-        A subclass may take more arguments, by name, with defaults: `forward` hands them on.
+        A subclass may take more arguments, by name, with defaults: `forward` passes them on.
         """
         raise NotImplementedError(f"{self._name} must define add_factors(self, fg, u, present).")
 
     def layout(self, scores: Tensor, present: Tensor | None) -> Layout:
-        """How the scores are laid out for the graph: as they come."""
+        """How the scores are laid out for the graph; by default as they are."""
         return Layout()
 
     def check_scores(self, scores: Tensor) -> None:
@@ -310,7 +311,7 @@ class StructuredLayer(nn.Module):
         changes: dict[str, Any],
         less: float | Tensor = 0.0,
     ) -> tuple[FactorGraph, Variable, Layout]:
-        """The graph of these scores (so much less), its variables, and how they are laid out."""
+        """The graph of these scores minus `less`, its variables, and their layout."""
         for word in changes:
             if self._changes is not None and word not in self._changes:
                 raise self._unknown_change(query, word)
@@ -343,7 +344,7 @@ class StructuredLayer(nn.Module):
         return {name: getattr(self, name) for name in names}
 
     def _temperature_of(self, given: float | Tensor | None) -> Any:
-        """That of a call, or the layer's; None for 1."""
+        """The temperature of a call, or else the layer's; None for 1."""
         temperature = self.temperature if given is None else given
         if not isinstance(temperature, Tensor) and temperature == 1:
             return None
@@ -354,7 +355,7 @@ class StructuredLayer(nn.Module):
         return type(self).__name__
 
     def _repr_parts(self) -> list[str]:
-        """What `extra_repr` says besides what all layers share."""
+        """The layer's own settings, for `extra_repr`."""
         return []
 
     def extra_repr(self) -> str:
@@ -368,7 +369,7 @@ class StructuredLayer(nn.Module):
 
 
 def _named(function: Any) -> list[str]:
-    """The arguments that a method takes by name, `self` aside."""
+    """The arguments that a method takes by name, without `self`."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.kind not in collected]

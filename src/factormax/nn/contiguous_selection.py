@@ -1,4 +1,4 @@
-"""Contiguous selection: few words, preferably neighbours, as the mask of a rationale."""
+"""Contiguous selection: a few words, preferably neighbours, such as a rationale."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ __all__ = ["ContiguousSelection"]
 
 
 class ContiguousSelection(StructuredLayer):
-    r"""Selects at most `budget` positions of a line, and rewards neighbours.
+    r"""Selects at most `budget` positions of a sequence, and rewards neighbours.
 
     $$\sum_t \eta_t x_t + T \sum_t x_t x_{t+1}, \qquad \sum_t x_t \le B,$$
 
     with $x$ a binary sequence. The greater the score T of two neighbours, `transition`, the fewer
-    and longer the spans. The weights sum to at most B; while the scores leave it open, more than B
-    positions have some weight. A single selection is what `predict` returns, or `eval_map=True` in
-    eval mode.
+    and longer the spans. The weights sum to at most B, but unless the scores are decisive, more
+    than B positions have some weight. For a single selection, call `predict`, or set
+    `eval_map=True` for eval mode.
 
     If no span has a positive score, as when all scores are at most −T, all values and gradients are
     0, at any temperature, and nothing is learned. So start with a positive bias,
     `nn.init.constant_(scorer.bias, 0.5)`, or require a number with `exactly=True`. For a single
-    run, whatever the scores, write an oracle: `Interval` in *A factor of your own*.
+    contiguous run, whatever the scores, write an oracle: see `Interval` in *A factor of your own*.
 
     Args:
         budget: how many; a float is that fraction of the length, rounded up. `forward(scores,
-            budget=...)` takes another for the call, also one for each instance.
-        transition: the score of two neighbours, or where it starts. At exactly 0 the layer has a
-            kink.
-        learn_transition: False: the score stays as it is.
-        exactly: True: exactly `budget`, or all if fewer are present.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+            budget=...)` takes another for that call, or one per instance.
+        transition: the score of two neighbours, or its initial value if it is learned. At exactly 0
+            the layer has a kink.
+        learn_transition: False: the score is fixed.
+        exactly: True: select exactly `budget`, or all if fewer are present.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`, where a gap
-        parts its neighbours.
+        separates its neighbours.
 
     Example:
-        A classifier that reads a third of the words, and so says which ones matter:
+        A classifier that reads a third of the words, and so shows which ones matter:
 
         >>> import torch, factormax.nn
         >>> class Rationale(torch.nn.Module):
@@ -96,7 +96,7 @@ class ContiguousSelection(StructuredLayer):
         present: Tensor | None,
         budget: Count | Tensor | None = None,
     ) -> None:
-        """A binary sequence with a budget."""
+        """Adds a binary sequence with a budget."""
         there = u.size if present is None else present.sum(dim=-1)
         given: Count | Tensor = self.budget
         if budget is not None:

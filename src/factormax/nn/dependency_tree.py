@@ -17,19 +17,19 @@ __all__ = ["DependencyTree"]
 
 
 class DependencyTree(StructuredLayer):
-    r"""A head for every word, so that all hang from the root: marginals of a few trees.
+    r"""A head for every word, so that they form a tree: returns a sparse mixture of trees.
 
-    `scores[m, h]` is the score of h as the head of m; `scores[m, m]`, of m hanging from the root.
+    `scores[m, h]` scores word h as the head of word m; `scores[m, m]` scores the root as its head.
 
     Args:
         projective: no arcs may cross.
-        single_root: exactly one word hangs from the root.
+        single_root: exactly one word has the root as its head.
         valency: no word may have more modifiers than this; the root may.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
-        scores and marginals `(*batch, n, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)` of the
-        words that are there, or `(*batch, n, n)` of the arcs that are allowed.
+        scores and marginals `(*batch, n, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`, the
+        words that are present, or `(*batch, n, n)`, the arcs that are allowed.
 
     Example:
         A network that passes messages along a latent tree:
@@ -67,12 +67,12 @@ class DependencyTree(StructuredLayer):
             isinstance(valency, bool) or not isinstance(valency, int) or valency < 0
         ):
             raise GraphError(
-                f"DependencyTree: valency must be a whole number, at least 0, got {valency!r}."
+                f"DependencyTree: valency must be a non-negative whole number, got {valency!r}."
             )
         self.valency = valency
 
     def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
-        """The tree, and a budget over each column without its root arc."""
+        """Adds the tree, and a budget over each column without its root arc."""
         fg.add(DepTree(u, projective=self.projective, single_root=self.single_root))
         n = u.shape[0]
         if self.valency is not None and n > 1:

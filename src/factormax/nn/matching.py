@@ -1,4 +1,4 @@
-"""Matching attention: no word on either side is attended to twice."""
+"""Matching attention: no word on either side is matched twice."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Matching(StructuredLayer):
 
     $$\sum_j \mu_{ij} = 1, \qquad \sum_i \mu_{ij} \le 1 \qquad\text{where } m \le n.$$
 
-    Every row is matched to exactly one column, and no column twice. Where an instance has more rows
-    than columns it is the other way round: every column is matched, and no row twice. So the
-    shorter side is always matched completely, also if a batch holds instances of both kinds.
+    Every row is matched to exactly one column, and no column twice. If an instance has more rows
+    than columns, it is the other way round: every column is matched, and no row twice. So the
+    shorter side is always matched completely, even if a batch holds instances of both kinds.
 
     Args:
-        form: "lp", an `Xor` a row and an `AtMostOne` a column (the paper's LP-matching), or
-            "coarse", a single `fm.Matching`. Both give the same marginals; "lp" is mostly faster.
-        complete: False: rows may stay unmatched too, so that only pairs with scores that are high
-            enough are matched (`AtMostOne` both ways). Only for "lp".
+        form: "lp", one `Xor` per row and one `AtMostOne` per column (the paper's LP-matching), or
+            "coarse", a single `fm.Matching`. Both give the same marginals; "lp" is usually faster.
+        complete: False: rows may stay unmatched too, so that only pairs with high enough scores are
+            matched (`AtMostOne` both ways). Only for "lp".
         budget: the most pairs to match; a float is that fraction of the shorter side, rounded up.
-            Only with `complete=False`. `forward(scores, budget=...)` takes another for the call,
-            also one for each instance.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+            Only with `complete=False`. `forward(scores, budget=...)` takes another for that call,
+            or one per instance.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
-        scores and marginals `(*batch, m, n)`; `lengths` and `mask` are pairs, for rows and columns:
-        `lengths=(rows, columns)` of `(*batch,)`, `mask=(rows, columns)` of `(*batch, m)` and
-        `(*batch, n)`, or one `(*batch, m, n)` mask of the pairs that are allowed.
+        scores and marginals `(*batch, m, n)`; `lengths` and `mask` are tuples, for rows and
+        columns: `lengths=(rows, columns)` of `(*batch,)`, `mask=(rows, columns)` of `(*batch, m)`
+        and `(*batch, n)`, or one `(*batch, m, n)` mask of the pairs that are allowed.
 
     Example:
         Attention between two sentences of different lengths:
@@ -81,15 +81,15 @@ class Matching(StructuredLayer):
             raise GraphError('Matching: complete=False needs form="lp".')
         if budget is not None and complete:
             raise GraphError(
-                "Matching: a complete matching has as many pairs as the shorter side has words; "
-                "for a budget, set complete=False."
+                "Matching: a complete matching has as many pairs as the shorter side has entries. "
+                "For a budget, set complete=False."
             )
         self.form = form
         self.complete = bool(complete)
         self.budget = None if budget is None else check_count("Matching", "budget", budget)
 
     def layout(self, scores: Tensor, present: Tensor | None) -> Layout:
-        """The shorter side first, if it is to be complete."""
+        """Puts the shorter side first if the matching is complete."""
         return ShorterFirst(scores, present) if self.complete else Layout()
 
     def add_factors(
@@ -99,7 +99,7 @@ class Matching(StructuredLayer):
         present: Tensor | None,
         budget: Count | Tensor | None = None,
     ) -> None:
-        """One factor for each row and each column, or one for all."""
+        """Adds one factor for each row and each column, or one for all."""
         if budget is not None:
             if self.complete:
                 raise GraphError("Matching: for a budget, set complete=False.")

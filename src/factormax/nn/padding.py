@@ -1,4 +1,4 @@
-"""What is there and what is padding: masks and lengths, and numbers that follow the length."""
+"""Padding: masks, lengths, and counts that depend on the length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "presence",
 ]
 
-#: One for each side: of a square or flat layer one tensor, else a tuple, each of which may be None.
+#: One per side: a tensor for a square or flat layer, else a tuple, each of which may be None.
 Lengths: TypeAlias = "Tensor | Sequence[Any] | int | None"
 Mask: TypeAlias = "Tensor | Sequence[Tensor | None] | None"
 #: A whole number, or a fraction of the length.
@@ -36,21 +36,21 @@ Count: TypeAlias = "int | float"
 def presence(
     name: str, scores: Tensor, axes: tuple[str, ...], mask: Mask, lengths: Lengths
 ) -> Tensor | None:
-    """Which variables are there, boolean, in the shape of the scores; None for all of them.
+    """Which variables are present, boolean, in the shape of the scores; None for all of them.
 
-    A score of −inf takes a variable out, as a mask does.
+    A score of −inf removes a variable, as a mask does.
 
     Args:
         name: what messages call the layer.
         scores: `(*batch, *axes)`.
-        axes: what the axes count; those of the same name, the words of a tree, share their padding.
-        mask: with as many dimensions as the scores; or by side, `(*batch, size of the side)`. Sizes
-            of 1 and missing dimensions in front are broadcast.
-        lengths: by side, `(*batch,)`, broadcast likewise.
+        axes: what the axes count; axes with the same name (the words of a tree) share padding.
+        mask: with as many dimensions as the scores; or per side, `(*batch, size of the side)`.
+            Sizes of 1 and missing leading dimensions are broadcast.
+        lengths: per side, `(*batch,)`, broadcast likewise.
 
     Raises:
         ShapeError: if they do not fit the scores.
-        GraphError: if a mask is not boolean, or a length not a whole number of the right size.
+        GraphError: if a mask is not boolean, or a length is not a whole number in range.
     """
     batch = tuple(scores.shape[: scores.ndim - len(axes)])
     sides = dict(zip(axes, scores.shape[len(batch) :], strict=True))
@@ -72,7 +72,7 @@ def presence(
         for spread in _along(side, axes, _checked_mask(name, given, (*batch, size)))
     ]
     found = [part.to(scores.device) for part in found]
-    # The least of all is quicker to find than which of them are -inf.
+    # Finding the minimum is quicker than testing each score for -inf.
     if is_out_of_sight(scores) or (scores.numel() > 0 and scores.detach().amin() == -torch.inf):
         found.append(~torch.isneginf(scores))
     if not found:
@@ -84,20 +84,20 @@ def presence(
 
 
 def is_out_of_sight(tensor: Tensor) -> bool:
-    """Whether nobody can look at its numbers: in a transform, or while a CUDA graph is recorded."""
+    """Whether its numbers can't be read: in a transform, or while a CUDA graph is recorded."""
     return is_hidden(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def as_tensor(name: str, word: str, given: Any) -> Tensor:
-    """What is given for this argument of a layer as a tensor.
+    """The argument `word` of a layer as a tensor.
 
     Raises:
-        GraphError: naming it, if it holds no numbers.
+        GraphError: if it does not hold numbers; the message names it.
     """
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise GraphError(f"{name}: {word} must be made of numbers, got {shown(given)}.") from None
+        raise GraphError(f"{name}: {word} must hold numbers, got {shown(given)}.") from None
 
 
 def check_count(name: str, word: str, count: Count) -> Count:
@@ -111,17 +111,17 @@ def check_count(name: str, word: str, count: Count) -> Count:
     if isinstance(count, float) and 0 < count <= 1:
         return float(count)
     raise GraphError(
-        f"{name}: {word} must be a whole number (int), at least 0, or a fraction of the length "
-        f"(float), above 0 and at most 1, got {shown(count)}."
+        f"{name}: {word} must be a non-negative whole number (int), or a fraction of the length (a "
+        f"float above 0 and at most 1), got {shown(count)}."
     )
 
 
 def count_of_call(
     name: str, word: str, count: Count | Tensor, batch: tuple[int, ...]
 ) -> Count | Tensor:
-    """The count of a call: a number as of a layer, or whole numbers for each instance.
+    """The count given to a call: a number, as for the layer, or one whole number per instance.
 
-    A tensor of floats holds no fractions of the length: its numbers must be whole, and in sight.
+    A float tensor can't hold fractions of the length: its numbers must be whole, and readable.
 
     Raises:
         GraphError: if it is neither.
@@ -130,10 +130,11 @@ def count_of_call(
     if not isinstance(count, Tensor):
         return check_count(name, word, count)
     if count.is_floating_point() and not (count.requires_grad or is_out_of_sight(count)):
-        wrong = (count.frac() != 0) | (count.abs() >= 2**31)  # frac of what is not finite is NaN
+        wrong = (count.frac() != 0) | (count.abs() >= 2**31)  # frac of inf or NaN is NaN
         if wrong.any():
             raise GraphError(
-                f"{name}: {word} in a tensor must be whole numbers, got {count[wrong][0].item():g}."
+                f"{name}: {word} as a tensor must hold whole numbers, got "
+                f"{count[wrong][0].item():g}."
             )
         count = count.long()
     _check_whole(name, word, count, batch)
@@ -141,7 +142,7 @@ def count_of_call(
 
 
 def number_of(count: Count | Tensor, there: Tensor | int) -> Any:
-    """What a count comes to, given how many are there, `(*batch,)` or a number.
+    """The number that a count means if `there` are present, `(*batch,)` or a number.
 
     A fraction is rounded up (0.1 of 30 is 3, although the product of the floats is above 3).
     """
@@ -153,7 +154,7 @@ def number_of(count: Count | Tensor, there: Tensor | int) -> Any:
 
 
 def at_most(number: Tensor | int, there: Tensor | int) -> Tensor | int:
-    """The smaller of the two, for each instance if one of them is."""
+    """The smaller of the two, per instance if either of them is."""
     if isinstance(number, Tensor) and isinstance(there, Tensor):
         return number.to(there.device).minimum(there)
     if isinstance(number, Tensor):
@@ -162,7 +163,7 @@ def at_most(number: Tensor | int, there: Tensor | int) -> Tensor | int:
 
 
 def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
-    """What is given for each side: as it is if there is only one, else from a tuple."""
+    """What is given for each side: the argument itself if there is one side, else a tuple."""
     if given is None:
         return [None] * len(sides)
     if len(sides) == 1:
@@ -170,14 +171,14 @@ def _by_side(name: str, given: Any, sides: Mapping[str, int]) -> list[Any]:
     if not isinstance(given, (tuple, list)) or len(given) != len(sides):
         what = f"a tensor of shape {tuple(given.shape)}" if is_tensor(given) else repr(given)
         raise ShapeError(
-            f"{name}: lengths and masks come as a tuple of {len(sides)}, for ({', '.join(sides)}), "
+            f"{name}: give lengths and masks as a tuple of {len(sides)}, for ({', '.join(sides)}), "
             f"each of which may be None; a mask may also have the shape of the scores. Got {what}."
         )
     return list(given)
 
 
 def _along(side: str, axes: tuple[str, ...], present: Tensor) -> list[Tensor]:
-    """A mask of one side, `(*batch, size)`, along each axis of that name."""
+    """A mask of one side, `(*batch, size)`, spread along each axis with that name."""
     batch, size = present.shape[:-1], present.shape[-1]
     places = [i for i, axis in enumerate(axes) if axis == side]
     return [
@@ -187,7 +188,7 @@ def _along(side: str, axes: tuple[str, ...], present: Tensor) -> list[Tensor]:
 
 
 def _check_whole(name: str, word: str, given: Tensor, batch: tuple[int, ...]) -> None:
-    """Raises unless they are whole numbers, broadcastable to the batch."""
+    """Raises unless it holds whole numbers and is broadcastable to the batch."""
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise GraphError(f"{name}: {word} must be whole numbers, got dtype {given.dtype}.")
     shape = tuple(given.shape)
@@ -215,7 +216,7 @@ def _checked_mask(name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
     mask = as_tensor(name, "mask", given)
     if mask.dtype != torch.bool:
         raise GraphError(
-            f"{name}: a mask must be boolean, True for what is there, got dtype {mask.dtype}."
+            f"{name}: a mask must be boolean, True for what is present, got dtype {mask.dtype}."
         )
     if not _fits(tuple(mask.shape), shape):
         raise ShapeError(
@@ -225,7 +226,7 @@ def _checked_mask(name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether it is broadcastable to the shape."""
+    """Whether an array of shape `found` is broadcastable to `shape`."""
     return len(found) <= len(shape) and all(
         f in (1, s) for f, s in zip(found[::-1], shape[::-1], strict=False)
     )

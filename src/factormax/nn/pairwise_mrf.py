@@ -1,4 +1,4 @@
-"""Multilabel prediction with a learned score for every two labels."""
+"""Multilabel prediction with a learned score for every pair of labels."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PairwiseMRF(StructuredLayer):
     $$\sum_i \eta_i \mu_i + \sum_{(i, j)} \eta_{ij} \mu_{ij}$$
 
     The scores of the labels come from a network; the scores of pairs, `weight`, are learned here,
-    one for each edge, and start at 0. `coupling` shows them as a symmetric matrix.
+    one for each edge, and start at 0. `coupling` returns them as a symmetric matrix.
 
     Args:
-        labels: how many.
+        labels: the number of labels.
         edges: the pairs of labels that have a score, `(edges, 2)`; by default all.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
         scores, marginals and targets `(*batch, labels)`; `mask` `(*batch, labels)`; loss
@@ -54,7 +54,7 @@ class PairwiseMRF(StructuredLayer):
         (torch.Size([4, 5]), torch.Size([10]))
         >>> loss = model.mrf.loss(model.score(x), y, kind="sparsemap").mean()
         >>> loss.backward()
-        >>> predicted = model.mrf.predict(model.score(x))  # 0/1 labels, by MAP
+        >>> predicted = model.mrf.predict(model.score(x))  # 0/1 labels
     """
 
     axes: ClassVar[tuple[str, ...]] = ("labels",)
@@ -71,8 +71,8 @@ class PairwiseMRF(StructuredLayer):
         whole = isinstance(labels, int) and not isinstance(labels, bool)
         if not whole or not 1 <= labels <= 2**20:
             raise GraphError(
-                f"PairwiseMRF: labels must be a whole number, at least 1, got {shown(labels)} "
-                f"(and at most {2**20})."
+                f"PairwiseMRF: labels must be a whole number from 1 to {2**20}, got "
+                f"{shown(labels)}."
             )
         self.labels = labels
         if edges is None:
@@ -87,7 +87,7 @@ class PairwiseMRF(StructuredLayer):
 
     @staticmethod
     def _read_edges(layer: PairwiseMRF, *_: Any) -> None:
-        """Keeps them in NumPy: `torch.export` and `torch.func` hide the numbers of a buffer."""
+        """Keeps a NumPy copy, since `torch.export` and `torch.func` hide a buffer's numbers."""
         if not layer.edges.is_meta:
             layer._pairs = layer.edges.detach().cpu().numpy()
 
@@ -109,7 +109,7 @@ class PairwiseMRF(StructuredLayer):
             )
 
     def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
-        """One pair for each edge."""
+        """Adds one pair for each edge."""
         if len(self.edges):
             first, second = self._pairs.T
             fg.add(Pair(u[first], u[second], self.weight))
@@ -137,7 +137,7 @@ def _checked_edges(edges: Any, labels: int) -> Tensor:
         )
     ordered = pairs.sort(dim=1).values
     if (ordered[:, 0] == ordered[:, 1]).any():
-        raise GraphError("PairwiseMRF: an edge joins a label with itself; leave it out.")
+        raise GraphError("PairwiseMRF: an edge joins a label to itself; leave it out.")
     if len(set(map(tuple, ordered.tolist()))) < len(ordered):
-        raise GraphError("PairwiseMRF: an edge is given twice (in one order or the other).")
+        raise GraphError("PairwiseMRF: an edge is given twice (in either order); leave one out.")
     return pairs

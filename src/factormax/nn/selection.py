@@ -1,4 +1,4 @@
-"""Selections of a certain size: sparse top-k that differentiates."""
+"""Selections of a given size: sparse, differentiable top-k."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["AtMostK", "KSubset"]
 
 
 class _Selection(StructuredLayer):
-    """What the two share."""
+    """What both selections share."""
 
     axes: ClassVar[tuple[str, ...]] = ("n",)
 
@@ -25,7 +25,7 @@ class _Selection(StructuredLayer):
         self.k = check_count(self._name, "k", k)
 
     def _number(self, fg: FactorGraph, k: Count | Tensor | None, there: Tensor | int) -> Any:
-        """The layer's k, or that of the call, as a number or for each instance."""
+        """The k of the call, or else the layer's, as a number or one per instance."""
         given = self.k if k is None else count_of_call(self._name, "k", k, fg._known_batch_shape())
         return number_of(given, there)
 
@@ -38,10 +38,9 @@ class KSubset(_Selection):
 
     Args:
         k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
-            takes another for the call, also a tensor of whole numbers, one for each instance,
-            broadcastable to the batch.
-            An instance that has fewer than k is selected as a whole.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+            takes another for that call, or a tensor of whole numbers, one per instance,
+            broadcastable to the batch. In an instance with fewer than k entries, all are selected.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
@@ -71,17 +70,17 @@ class KSubset(_Selection):
         present: Tensor | None,
         k: Count | Tensor | None = None,
     ) -> None:
-        """Exactly k of those that are there, or all."""
+        """Adds a factor: exactly k of the present entries, or all if there are fewer."""
         there = u.size if present is None else present.sum(dim=-1)
         fg.add(Exactly(u, at_most(self._number(fg, k, there), there)))
 
 
 class AtMostK(_Selection):
-    r"""Selects at most k, those with a score high enough: $\mu \in [0, 1]^n$, $\sum_i \mu_i \le k$.
+    r"""Selects at most k with high enough scores: $\mu \in [0, 1]^n$, $\sum_i \mu_i \le k$.
 
-    Where no more than k compete, the marginal is the score, clipped to [0, 1]. The weights sum to
-    at most k; while the scores leave it open, more than k entries have some weight. A single
-    selection is what `predict` returns, or `eval_map=True` in eval mode.
+    Unless more than k compete, each marginal is the score clipped to [0, 1]. The weights sum to at
+    most k, but unless the scores are decisive, more than k entries have some weight. For a single
+    selection, call `predict`, or set `eval_map=True` for eval mode.
 
     An entry with a score of 0 or less has value and gradient 0, at any temperature: if all start
     there, nothing is learned. So start with a positive bias, `nn.init.constant_(scorer.bias, 0.5)`,
@@ -89,9 +88,9 @@ class AtMostK(_Selection):
 
     Args:
         k: how many; a float is that fraction of the length, rounded up. `forward(scores, k=...)`
-            takes another for the call, also a tensor of whole numbers, one for each instance,
+            takes another for that call, or a tensor of whole numbers, one per instance,
             broadcastable to the batch.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, n)`; `lengths` `(*batch,)`; `mask` `(*batch, n)`.
@@ -126,6 +125,6 @@ class AtMostK(_Selection):
         present: Tensor | None,
         k: Count | Tensor | None = None,
     ) -> None:
-        """At most k of those that are there."""
+        """Adds a factor: at most k of the present entries."""
         there = u.size if present is None else present.sum(dim=-1)
         fg.add(Budget(u, self._number(fg, k, there)))

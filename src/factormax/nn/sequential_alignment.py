@@ -21,26 +21,26 @@ __all__ = ["SequentialAlignment"]
 class SequentialAlignment(StructuredLayer):
     r"""Aligns every source word with one target word, and neighbours preferably with neighbours.
 
-    The paper's LP-sequence: a linear chain over the source words, whose states are the target
-    words, with `AtMostOne` for every state. A single learned score $\eta_N$, `transition`, is added
-    whenever the alignment goes from (i, j) to (i + 1, j ± 1):
+    This is the paper's LP-sequence: a linear chain over the source words, whose states are the
+    target words, with `AtMostOne` for every state. A single learned score $\eta_N$, `transition`,
+    is added whenever the alignment goes from (i, j) to (i + 1, j ± 1):
 
     $$\sum_i \eta_{i, s_i} + \eta_N\, \big|\{i : |s_{i+1} - s_i| = 1\}\big|,
       \qquad \text{no } s_i \text{ twice, on average.}$$
 
-    Where an instance has more source than target words, the chain goes over the target, so that
+    If an instance has more source than target words, the chain goes over the target words, so that
     the shorter side is always aligned completely.
 
     Args:
-        transition: where the learned score starts. At exactly 0 the layer has a kink.
-        symmetric: True: j − 1 after j counts as j + 1 does. False: only j + 1, in order.
-        learn_transition: False: the score stays as it is.
-        **settings: `temperature`, `eval_map`, `tol` and the others of `StructuredLayer`.
+        transition: the initial value of the learned score. At exactly 0 the layer has a kink.
+        symmetric: True: going from j to j − 1 counts like going to j + 1. False: only j + 1 counts.
+        learn_transition: False: the score is fixed.
+        **settings: `temperature`, `eval_map`, `tol` and the other settings of `StructuredLayer`.
 
     Shapes:
         scores and marginals `(*batch, m, n)`; `lengths=(source, target)` of `(*batch,)`, and
         `mask=(source, target)` of `(*batch, m)` and `(*batch, n)`, or one `(*batch, m, n)` mask
-        of the pairs that are allowed. Absent words come last.
+        of the pairs that are allowed. Absent words must come last.
 
     Example:
         >>> import torch, factormax.nn
@@ -80,11 +80,11 @@ class SequentialAlignment(StructuredLayer):
             self.register_buffer("transition", start)
 
     def layout(self, scores: Tensor, present: Tensor | None) -> Layout:
-        """The shorter side first."""
+        """Puts the shorter side first."""
         return ShorterFirst(scores, present)
 
     def add_factors(self, fg: FactorGraph, u: Variable, present: Tensor | None) -> None:
-        """The chain, and at most one step a state."""
+        """Adds the chain, and at most one step per state."""
         state = torch.arange(u.shape[1], device=self.transition.device)
         step = state - state[:, None]  # [from, to]
         near = step.abs() == 1 if self.symmetric else step == 1
