@@ -104,7 +104,7 @@ def test_many_factors_of_one_call():
     [
         ({"trials": 0}, "trials must be a whole number from 1 "),
         ({"trials": "ten"}, "trials must be a whole number from 1 "),
-        ({"scales": ()}, "scales must have at least one number"),
+        ({"scales": ()}, "scales must hold at least one number"),
         ({"scales": 1.0}, r"scales must be a tuple of numbers, such as \(1.0,\), got 1.0"),
         ({"scales": (1.0, np.nan)}, "each of scales must be a finite number, got nan"),
     ],
@@ -299,7 +299,7 @@ def test_an_oracle_that_changes_its_mind_is_noticed():
             m[2 + self.calls % 2] = float(eta_u[2 + self.calls % 2] > -np.inf)
             return m, []
 
-    with pytest.raises(AssertionError, match=r"Fickle over u: map answers .*, then"):
+    with pytest.raises(AssertionError, match=r"Fickle over u: map answered .*, then"):
         check(Fickle)
 
 
@@ -312,7 +312,7 @@ def test_an_oracle_that_finds_nothing_is_noticed():
                 return fm.NO_STRUCTURE
             return super().map(eta_u, eta_v)
 
-    message = r"Shy over u: map finds nothing, not even array\(.*\) \(found without a mask\)"
+    message = r"Shy over u: map found nothing, not even array\(.*\) \(found without a mask\)"
     with pytest.raises(AssertionError, match=message):
         check(Shy, 5)
     check(Shy, 5, masks=False)
@@ -324,7 +324,7 @@ def test_an_oracle_that_never_finds_a_structure_is_noticed(allowed):
         def map(self, eta_u, eta_v):
             return fm.NO_STRUCTURE
 
-    message = "Never over u: map never found a structure, in 30 trials"
+    message = "Never over u: map never found a structure in 30 trials"
     with pytest.raises(AssertionError, match=message):
         check(Never, 5, allowed=allowed)
 
@@ -433,7 +433,7 @@ def test_a_sample_of_the_factors_own_scores():
     fg = fm.FactorGraph()
     factor = Scored(fg.variable(4), np.zeros((2, 2)))
     check_factor(factor, sample=lambda rng: (-2 - rng.random(4), 0.5 + rng.random((2, 2))))
-    with pytest.raises(ValueError, match="and a pair with 4 of the factor's own"):
+    with pytest.raises(ValueError, match="and 4 scores of its own, as a pair"):
         check_factor(factor, sample=lambda rng: -rng.random(4))
 
 

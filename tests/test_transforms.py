@@ -414,7 +414,7 @@ def test_a_loss_says_what_it_does_not_take():
     grad, scores = torch.func.grad, torch.zeros(3)
     with pytest.raises(fm.GraphError, match="mask= is not supported inside"):
         grad(lambda s: loss(s, torch.eye(3)[0], mask=torch.ones(3, dtype=torch.bool)))(scores)
-    with pytest.raises(fm.GraphError, match="must be made of 0 and 1"):
+    with pytest.raises(fm.GraphError, match="must hold only 0 and 1"):
         grad(lambda s: loss(s, torch.full((3,), 0.5)))(scores)
     with pytest.raises(fm.GraphError, match="breaks Xor"):
         grad(lambda s: loss(s, torch.ones(3)))(scores)

@@ -1,9 +1,9 @@
-"""The contract every factor keeps, as a function to put a factor through.
+"""A test that every factor must pass.
 
-`check_factor` compares the fast core with what must hold: for a factor made of rows with the slow
-NumPy reference, for a structured factor with what makes a solution optimal, given the structures
-that its oracle was seen to return. Gradients are compared with finite differences. All built-in
-factors pass it; so should a new one.
+`check_factor` checks the answers of the fast core: for a factor made of rows against the slow NumPy
+reference, for a structured factor against the conditions of optimality, given the structures that
+its oracle was seen to return. Gradients are compared with finite differences. All built-in factors
+pass it; so should a new one.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ def check_factor(
 
     - both methods agree; the instances of a batch are solved as if alone; the gradient equals
       central differences of the solution, away from kinks;
-    - a factor made of rows is solved as by `factormax.reference`;
-    - the oracle of a structured factor gives the same answer when asked again, and a better one
-      than all that it gave to other scores; it finds a structure at least once; the solution is
-      made of its structures, and none would improve it; `features_of`, where it is defined, knows
-      them.
+    - the answers for a factor made of rows agree with `factormax.reference`;
+    - the oracle of a structured factor gives the same answer when called again, at least as good as
+      all its answers to other scores; it finds a structure at least once; the solution is made up
+      of its structures, and none would improve it; `features_of`, if defined, accepts them.
 
     Args:
-        factor: over variables of a graph of its own.
-        allowed: which 0/1 assignments satisfy it. Of a factor made of rows it is given the
-            variables in the factor's order, negation undone, and exactly what it allows must
-            satisfy the rows; for at most 12 variables. Of a structured factor it is given every
-            structure that is found without a mask, in the shape of the variables.
+        factor: a factor over variables of a graph of its own.
+        allowed: whether a 0/1 assignment satisfies the factor. For a factor made of rows, with at
+            most 12 variables, it gets the variables in the factor's order, with negation applied,
+            and exactly the assignments that it allows must satisfy the rows. For a structured
+            factor, it gets every structure that is found without a mask, in the shape of the
+            variables, and must allow it.
         trials: how many random scores to try at each scale.
         scales: the standard deviations of the scores.
         masks: whether to mask variables, too.
         seed: the seed of the random scores.
-        sample: for an oracle that can't take all scores: a function of a random generator that
-            draws some that it may see, in the shape of the variables of the factor's graph, all of
-            them in one array, `(n,)` if there are several tensors; or a pair with the factor's own
-            scores. It should keep 1e-3 away from the edge, as the gradient is checked by moving
-            the scores. `scales` then only counts, and "admm", which asks for scores of either
-            sign, is left out.
+        sample: for an oracle that can't take all scores: a function that draws valid scores from a
+            random generator. It returns them in the shape of the variables of the factor's graph
+            (in one array, `(n,)`, if there are several tensors), or a pair of these and the
+            factor's own scores. They should stay 1e-3 away from the edge of the domain, because the
+            gradient is checked by moving the scores. Then only the number of `scales` matters, and
+            "admm", which needs scores of either sign, is left out.
 
     Example:
         >>> import numpy as np, factormax as fm
@@ -85,7 +85,7 @@ def check_factor(
         >>> u = fg.variable(4)
         >>> check_factor(fm.AtMostOne(u), allowed=lambda on: on.sum() <= 1)
 
-        A factor of one's own:
+        A user-defined factor:
 
         >>> class Best(fm.Factor):
         ...     def map(self, eta_u, eta_v):
@@ -97,8 +97,8 @@ def check_factor(
     factor._record.expect_no_more_of(factor)
     if isinstance(factor, StructuredFactor) and factor._count != 1:
         raise GraphError(
-            f"{factor.name}: check_factor takes one structured factor, not "
-            f"{factor._count} of one call."
+            f"{factor.name}: check_factor takes one structured factor, not {factor._count} made in "
+            f"one call."
         )
     rng = np.random.default_rng(seed)
     batches = [_random_numbers(factor, scale, trials, masks, rng, sample) for scale in scales]
@@ -160,7 +160,7 @@ def _checked_arguments(factor: Any, trials: Any, scales: Any) -> tuple[int, tupl
         raise ValueError(f"scales must be a tuple of numbers, such as (1.0,), got {shown(scales)}.")
     scales = tuple(finite_number("each of scales", scale) for scale in scales)
     if not scales:
-        raise ValueError("scales must have at least one number, or nothing is checked, got ().")
+        raise ValueError("scales must hold at least one number, or nothing is checked, got ().")
     return trials, scales
 
 
@@ -172,7 +172,7 @@ def _random_numbers(
     rng: np.random.Generator,
     sample: Callable[[np.random.Generator], Any] | None,
 ) -> Inputs:
-    """Half of the instances whole, half with masks that the factor accepts."""
+    """Random instances: half without masks, half with masks that the factor accepts."""
     n = factor._record.num_variables
     scores = factor._count if isinstance(factor, Pair) else 0
     mask = rng.random((trials, n)) < (0.85 if isinstance(factor, StructuredFactor) else 0.7)
@@ -200,11 +200,11 @@ def _random_numbers(
 
 
 def _drawn(factor: BaseFactor, drawn: Any, n: int, scores: int) -> tuple[Matrix, Matrix]:
-    """The scores that a `sample` drew, flat."""
+    """The scores that `sample` drew, flat."""
     parts = drawn if isinstance(drawn, tuple) else (drawn, ())
     flat = [np.asarray(a, dtype=np.float64).reshape(-1) for a in parts]
     if len(flat) != 2 or flat[0].size != n or flat[1].size != scores:
-        own = f", and a pair with {scores} of the factor's own" if scores else ""
+        own = f" and {scores} scores of its own, as a pair" if scores else ""
         raise ValueError(
             f"sample must draw {n} scores for {factor.name}{own}, got {[a.size for a in flat]}."
         )
@@ -226,7 +226,7 @@ def _check_batch(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
     for i in range(len(raw.mu)):
         alone = _engines.solve(numbers.instance(i), _EXACT)
         if not np.array_equal(alone.mu[0], raw.mu[i], equal_nan=True):
-            _fail(factor, "an instance alone differs from the same in a batch", numbers, i)
+            _fail(factor, "an instance alone is solved differently than in a batch", numbers, i)
 
 
 def _check_admm(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
@@ -239,7 +239,7 @@ def _check_admm(factor: BaseFactor, numbers: Inputs, raw: RawSolution) -> None:
 def _check_gradient(
     factor: BaseFactor, numbers: Inputs, raw: RawSolution, rng: np.random.Generator
 ) -> None:
-    """Against central differences, where two step sizes agree: elsewhere there is a kink."""
+    """Compares with central differences where two step sizes agree; elsewhere there is a kink."""
     grad = rng.standard_normal(raw.mu.shape)
     grad_v = rng.standard_normal(raw.mu_v.shape)
     grad_u, grad_s, _, _ = _engines.vjp(numbers, raw, grad, grad_v)
@@ -294,7 +294,7 @@ def _check_assignments(
 ) -> None:
     n = factor._record.num_variables
     if n > 12:
-        raise ValueError(f"allowed= takes at most 12 variables, the factor's graph has {n}.")
+        raise ValueError(f"allowed= takes at most 12 variables; the factor's graph has {n}.")
     model = model_of(n, [factor])
     numbers = Inputs(model, np.zeros((1, n)), np.zeros((1, 0)), list(factor._params))
     problem = dense_problem(numbers, 0)
@@ -318,9 +318,10 @@ Ask = Callable[[Matrix, Matrix], "Structure | None"]
 class _Seen:
     """A structured factor, and the structures that its oracle was seen to return.
 
-    A structure scores eta_u · m + eta_v · n. The oracle returns the best; so all others that are
-    known of score no more. At the solution mu, by the conditions of optimality, those that make it
-    up all have the same reduced score, (eta_u − mu) · m + eta_v · n, and no other has a larger one.
+    A structure scores eta_u · m + eta_v · n. The oracle returns the best one, so no other known
+    structure scores more. At the solution mu, by the conditions of optimality, the structures that
+    make it up all have the same reduced score, (eta_u − mu) · m + eta_v · n, and no other has a
+    larger one.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class _Seen:
         self.oracles = _oracles_of(factor)
 
     def check_oracle(self, batches: list[Inputs]) -> None:
-        """What it answers to random scores."""
+        """Checks its answers to random scores."""
         answers: list[tuple[str, Inputs, int, Structure | None]] = []
         for numbers in batches:
             for i in range(len(numbers.eta_u)):
@@ -349,9 +350,9 @@ class _Seen:
         if all(answer is None for *_, answer in answers):
             trials = sum(len(numbers.eta_u) for numbers in batches)
             raise AssertionError(
-                f"{self.factor.name}: {' and '.join(self.oracles)} never found a structure, in "
-                f"{trials} trials, so that nothing can be checked. It must return one wherever "
-                f"there is one; if few scores have any, draw such scores by sample=."
+                f"{self.factor.name}: {' and '.join(self.oracles)} never found a structure in "
+                f"{trials} trials, so nothing can be checked. It must return one wherever there is "
+                f"one; if few scores have any, draw such scores with sample=."
             )
         for name, numbers, i, answer in answers:
             eta_u, eta_v, whole = self._scores(numbers, i)
@@ -361,7 +362,7 @@ class _Seen:
             if answer is None:
                 if best > -np.inf:
                     example = f"{self.assignments[known.argmax()]!r}{unmasked}"
-                    _fail(self.factor, f"{name} finds nothing, not even {example}", numbers, i)
+                    _fail(self.factor, f"{name} found nothing, not even {example}", numbers, i)
                 continue
             value = self._values(answer[0][None], answer[1][None], eta_u, eta_v)[0]
             if best > value + _tolerance(eta_u, eta_v):
@@ -371,7 +372,7 @@ class _Seen:
                 _fail(self.factor, f"{what}; but {better} is worth {best}", numbers, i)
 
     def check_features(self) -> None:
-        """That `features_of` knows the structures, and their features where there is no choice."""
+        """Checks that `features_of` accepts the structures, with the same features if unique."""
         if not isinstance(self.factor, Factor) or not self.factor._tests_assignments:
             return
         for m, n in zip(self.assignments, self.features, strict=True):
@@ -385,7 +386,7 @@ class _Seen:
                 )
 
     def check_solution(self, numbers: Inputs, raw: RawSolution) -> None:
-        """That it is made of structures, and optimal."""
+        """Checks that the solution is made up of structures, and optimal."""
         lists = _structures_of(raw, self.factor)
         for i, (p, m, n) in enumerate(lists):
             eta_u, eta_v, whole = self._scores(numbers, i)
@@ -400,10 +401,10 @@ class _Seen:
                 status = Status.from_code(int(raw.status[i]))
                 _fail(self.factor, f"not solved: {status.value}", numbers, i)
             if np.isneginf(eta_u).all():
-                continue  # it is absent
+                continue  # the factor is absent
             mu = raw.mu[i][self.place]
             if (p < 0).any() or abs(p.sum() - 1) > 1e-9:
-                _fail(self.factor, f"{p!r} are no probabilities", numbers, i)
+                _fail(self.factor, f"{p!r} are not probabilities", numbers, i)
             if not np.allclose(p @ m, mu, rtol=0, atol=1e-9):
                 _fail(self.factor, f"solved as {mu!r}, but made up of {p @ m!r}", numbers, i)
             if not np.allclose(p @ n, raw.mu_v[i], rtol=0, atol=1e-9):
@@ -434,7 +435,7 @@ class _Seen:
                 _fail(self.factor, what, numbers, i)
 
     def _scores(self, numbers: Inputs, i: int) -> tuple[Matrix, Matrix, bool]:
-        """Of the factor's variables, −inf where masked, and its own; whether nothing is masked."""
+        """Scores of its variables (−inf where masked), its own; whether nothing is masked."""
         here = np.ones(self.place.size, bool)
         if numbers.mask is not None:
             here = numbers.mask[i][self.place]
@@ -443,7 +444,7 @@ class _Seen:
 
     @staticmethod
     def _values(m: Matrix, n: Matrix, eta_u: Matrix, eta_v: Matrix) -> Matrix:
-        """The scores of structures, one per row; −inf if one uses what is masked."""
+        """The scores of structures, one per row; −inf if one uses a masked variable."""
         finite = np.where(np.isneginf(eta_u), 0.0, eta_u)
         forbidden = m[:, np.isneginf(eta_u)].any(axis=1)
         return np.asarray(np.where(forbidden, -np.inf, m @ finite + n @ eta_v))
@@ -457,7 +458,7 @@ class _Seen:
         else:
             same = all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
         if not same:
-            _fail(self.factor, f"{name} answers {first!r}, then {again!r}", numbers, i)
+            _fail(self.factor, f"{name} answered {first!r}, then {again!r}", numbers, i)
         return first
 
     def _add(self, m: Matrix, n: Matrix, numbers: Inputs, i: int) -> None:
@@ -477,7 +478,7 @@ def _tolerance(eta_u: Matrix, eta_v: Matrix) -> float:
 
 
 def _structures_of(raw: RawSolution, factor: StructuredFactor) -> list[tuple[Matrix, ...]]:
-    """For each instance `(p, m, n)`: probabilities (K,), assignments (K, d), features (K, s)."""
+    """Per instance `(p, m, n)`: probabilities (K,), assignments (K, d), features (K, s)."""
     found, total = raw.structures, int(raw.structures.count.sum())
     m, n = np.zeros((total, factor._size)), np.zeros((total, factor._num_scores))
     if found.dense.size:
@@ -493,7 +494,7 @@ def _structures_of(raw: RawSolution, factor: StructuredFactor) -> list[tuple[Mat
 
 
 def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
-    """All ways to ask for the best structure of one instance, by name."""
+    """All ways to find the best structure of one instance, by name."""
     oracles: dict[str, Ask] = {}
     if not isinstance(factor, Factor):
         oracles["map"] = lambda eta_u, eta_v: _flat(factor._best(eta_u[None], eta_v[None]))

@@ -478,7 +478,7 @@ def test_a_loss_is_worked_out_there(device: str, masked: bool, temperature: Any)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(2.0, "made of 0 and 1"), (1.0, r"instance \(1,\) breaks AtMostOne")]
+    ("value", "message"), [(2.0, "hold only 0 and 1"), (1.0, r"instance \(1,\) breaks AtMostOne")]
 )
 def test_what_is_no_target_is_named(device: str, value: float, message: str) -> None:
     scores, pair = (x.to(device) for x in numbers())
@@ -535,7 +535,7 @@ def test_what_is_no_target_of_a_sample_is_named(device: str) -> None:
 
     with pytest.raises(fm.GraphError, match="breaks AtLeast"):
         torch.func.vmap(value)(scores, target)
-    with pytest.raises(fm.GraphError, match="made of 0 and 1"):
+    with pytest.raises(fm.GraphError, match="hold only 0 and 1"):
         torch.func.vmap(value)(scores, target + 2)
 
 

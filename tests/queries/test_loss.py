@@ -721,17 +721,17 @@ def test_a_forbidden_transition():
         (
             [0.5, 0.5, 0.0],
             fm.GraphError,
-            r"target of u must be made of 0 and 1, got 0\.5 at index \(0,\)",
+            r"target of u must hold only 0 and 1, got 0\.5 at index \(0,\)",
         ),
         (
             [np.nan, 1, 0],
             fm.GraphError,
-            r"target of u must be made of 0 and 1, got nan at index \(0,\)",
+            r"target of u must hold only 0 and 1, got nan at index \(0,\)",
         ),
-        ([2, 0, 0], fm.GraphError, r"target of u must be made of 0 and 1, got 2 at index \(0,\)"),
-        ([0, True, 0.25], fm.GraphError, r"made of 0 and 1, got 0\.25 at index \(2,\)\."),
-        ([-1, 1, 1], fm.GraphError, r"target of u must be made of 0 and 1, got -1 at index \(0,\)"),
-        (None, fm.GraphError, r"target of u must be made of 0 and 1, got None\."),
+        ([2, 0, 0], fm.GraphError, r"target of u must hold only 0 and 1, got 2 at index \(0,\)"),
+        ([0, True, 0.25], fm.GraphError, r"hold only 0 and 1, got 0\.25 at index \(2,\)\."),
+        ([-1, 1, 1], fm.GraphError, r"target of u must hold only 0 and 1, got -1 at index \(0,\)"),
+        (None, fm.GraphError, r"target of u must hold only 0 and 1, got None\."),
         ([0, 1], fm.ShapeError, r"the target of u must have shape \(3,\), got \(2,\)"),
         ([[0, 1, 0]] * 2, fm.ShapeError, r"the target of u must have shape \(3,\), got \(2, 3\)"),
         (1, fm.ShapeError, r"the target of u must have shape \(3,\), got \(\)"),
@@ -755,7 +755,7 @@ def test_targets_for_the_wrong_variables():
     with pytest.raises(fm.GraphError, match="not of its negation"):
         fg.loss({~u: 1 - y, v: z})
     other = fm.FactorGraph(batch_dims=1).variable_from(np.zeros((2, 3)))
-    with pytest.raises(fm.GraphError, match="no variable of this graph"):
+    with pytest.raises(fm.GraphError, match="not a variable of this graph"):
         fg.loss({u: y, v: z, other: y})
     for bad in ([y, z], {}, None, y):
         with pytest.raises(fm.GraphError, match=r"takes a dict .* loss\(\{u: y\}\)"):
@@ -778,13 +778,13 @@ def test_a_variable_that_is_masked_everywhere_needs_no_target():
         ({"kind": "logistic"}, ValueError, "kind must be one of"),
         ({"cost": 1.0}, ValueError, r'cost is only for kind="hinge"'),
         ({"kind": "perceptron", "cost": 1.0}, ValueError, r'cost is only for kind="hinge"'),
-        ({"kind": "hinge", "cost": np.nan}, ValueError, "cost of u must be made of finite"),
-        ({"kind": "hinge", "cost": [1.0, np.inf, 0]}, ValueError, "cost of u must be made of fin"),
+        ({"kind": "hinge", "cost": np.nan}, ValueError, "cost of u must hold finite"),
+        ({"kind": "hinge", "cost": [1.0, np.inf, 0]}, ValueError, "cost of u must hold finite"),
         ({"kind": "hinge", "cost": np.ones(4)}, fm.ShapeError, r"cost of u must have shape \(3,\)"),
-        ({"kind": "hinge", "cost": {0: 1.0}}, fm.GraphError, "cost has 0, which is no variable"),
+        ({"kind": "hinge", "cost": {0: 1.0}}, fm.GraphError, "cost has 0, which is not a variable"),
         ({"mask": np.ones(4, bool)}, fm.ShapeError, r"mask of the target of u must have shape"),
         ({"mask": np.array([0.5, 0, 1])}, fm.GraphError, "must be boolean, got dtype float64"),
-        ({"mask": {"u": True}}, fm.GraphError, "mask has 'u', which is no variable"),
+        ({"mask": {"u": True}}, fm.GraphError, "mask has 'u', which is not a variable"),
         ({"tol": 0}, ValueError, "tol must be a positive number"),
         ({"max_iter": 0}, ValueError, "max_iter must be a whole number"),
         ({"on_failure": "shrug"}, ValueError, "on_failure must be"),

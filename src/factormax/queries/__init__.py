@@ -1,1 +1,1 @@
-"""Queries beside `solve`: LP-MAP and exact decoding, assignments checked and scored, losses."""
+"""The queries: `solve`, LP-MAP, exact decoding and losses; checking and scoring of assignments."""

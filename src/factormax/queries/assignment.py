@@ -1,4 +1,4 @@
-"""0/1 assignments: does one satisfy all factors, and what do the factors' own scores give it?"""
+"""0/1 assignments: whether one satisfies all factors, and how the factors' own scores rate it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found of a batch of assignments."""
+    """What was found out about a batch of assignments."""
 
     feasible: BoolArray  # (B,)
     features: FloatArray  # (B, P + structured scores), what the factors' scores are multiplied by
-    # For each instance a factor of the graph that it breaks, and which of its k; None: none.
+    # For each instance, a factor that it breaks and which of its k; None if it breaks none.
     broken: list[tuple[int, int] | None]
 
 
 def check_assignment(inputs: Inputs, x: FloatArray) -> Checked:
-    """Checks assignments x of 0 and 1, `(B, n)`; masked variables and those of −inf are off."""
+    """Checks 0/1 assignments x, `(B, n)`; variables that are masked or score −inf are off."""
     model = inputs.model
     if inputs.here is not None:
         x = np.where(inputs.here, x, 0)
@@ -63,17 +63,17 @@ def score_assignment(inputs: Inputs, x: FloatArray, checked: Checked) -> FloatAr
 
 
 def score_features(inputs: Inputs, features: FloatArray) -> FloatArray:
-    """What the factors' scores give, `(B,)`. Without a feature, a score of −inf does not count."""
-    row, column = np.nonzero(features != 0)  # few
+    """What the factors' scores add, `(B,)`. A score of −inf counts only if its feature is not 0."""
+    row, column = np.nonzero(features != 0)  # features are sparse
     scores = np.broadcast_to(inputs.eta_v, features.shape)
     terms = scores[row, column].astype(np.float64) * features[row, column]
     return np.asarray(np.bincount(row, terms, len(features)), dtype=np.float64)
 
 
 def typical_score(scores: FloatArray) -> float:
-    """The median magnitude of the scores that are not 0; 1 if there is none.
+    """The median magnitude of the scores that are not 0; 1 if there are none.
 
-    A few that are out of all proportion, to keep their variables off, do not change it.
+    A few huge scores, given to keep variables off, do not change it.
     """
     sizes = np.abs(scores[np.isfinite(scores)], dtype=np.float64)
     sizes = sizes[sizes > np.finfo(np.float64).eps * sizes.max(initial=0.0)]
@@ -89,16 +89,16 @@ def is_broken(
     kind: npt.NDArray[np.int8] | int,
     dtype: np.dtype[Any],
 ) -> BoolArray:
-    """Which rows do not hold, but for the rounding of sums whose terms add up to `size`.
+    """Which rows are violated by more than the rounding of sums whose terms add up to `size`.
 
-    dtype: that of the scores, and so, mostly, the one that the parameters were worked out in.
+    dtype: the dtype of the scores; usually the parameters were computed in it, too.
     """
     excess = np.where(np.equal(kind, int(RowKind.equality)), np.abs(excess), excess)
     return np.asarray(excess > (1e-6 if dtype == np.float32 else 1e-9) * size)
 
 
 def _broken_rows(inputs: Inputs, x: FloatArray) -> list[tuple[int, int] | None]:
-    """A factor made of rows that each assignment breaks, and which of its k."""
+    """For each assignment, a factor made of rows that it breaks and which of its k, or None."""
     model, batch = inputs.model, len(x)
     broken: list[tuple[int, int] | None] = [None] * batch
     if model.num_rows == 0:
@@ -136,12 +136,12 @@ def _pair_features(inputs: Inputs, x: FloatArray) -> BoolArray:
 def _structure_features(
     inputs: Inputs, place: int, factor: Structured, x: FloatArray, i: int
 ) -> FloatArray | None:
-    """The features of the structure that instance i's assignment is; None if it is none."""
+    """The features of the assignment of instance i; None if it is not a structure."""
     var = factor.variables
     eta_v = inputs.factor_scores(i, factor)
     on = x[i, var]
-    # So much for every variable that is right, so much less for every other: only the assignment
-    # itself reaches the sum, and the factor's own scores choose among its features.
+    # Score +weight where a variable is on, −weight where it is off: only the assignment itself
+    # reaches the maximum, and the factor's own scores choose among its features.
     weight = 1 + 2 * np.abs(eta_v[np.isfinite(eta_v)]).sum()
     scores = weight * (2.0 * on - 1)
     if inputs.here is not None:
@@ -167,7 +167,7 @@ def _structure_features(
 def _features_of_own(
     factor: Any, on: FloatArray, scores: FloatArray, eta_v: FloatArray
 ) -> FloatArray | None:
-    """The same for a factor of the user's own, whose features may be of any size."""
+    """The same for a user-defined factor, whose features may have any size."""
     if factor._tests_assignments:
         return factor._checked_features(on)  # type: ignore[no-any-return]
 
@@ -181,7 +181,7 @@ def _features_of_own(
     same, features = ask(scores, eta_v)
     if same or not eta_v.size:
         return features if same else None
-    # Is it none, or do large features outweigh the variables?
+    # Either it is not a structure, or large features outweigh the variables.
     same, features = ask(scores, np.where(eta_v == -np.inf, eta_v, 0.0))
     if not same:
         return None

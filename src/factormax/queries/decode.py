@@ -1,10 +1,10 @@
 """The exact best structure, by branch and bound over the LP-MAP relaxation.
 
-Where the relaxation answers with a structure, or the graph is narrow enough for dynamic programming
-(`elimination`), that is all. Otherwise a node holds some variables at 0 or 1, and its bound is the
-dual bound of the relaxation. The nodes with the largest bounds are solved together, on all cores,
-from the multipliers of their parents. Local search looks for good structures in between, so that
-what is found when a limit ends the search is worth having.
+If the relaxation answers with a structure, or the graph is narrow enough for dynamic programming
+(`elimination`), no search is needed. Otherwise each node holds some variables at 0 or 1, and its
+bound is the dual bound of the relaxation. The nodes with the largest bounds are solved together, on
+all cores, starting from the multipliers of their parents. Local search looks for good structures in
+between, so that the answer is good even if a limit ends the search.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Decoded", "decode"]
 
 FREE = -1  # a variable that is held neither at 0 nor at 1
 
-# Work of the local search, in passes over the graph: before the first relaxation if there is a time
-# limit, after it, and for each pass that the relaxations have made since.
+# Work of the local search, in passes over the graph: before the first relaxation (if there is a
+# time limit), after it, and per pass that the relaxations have made since.
 _FIRST_PASSES, _MORE_PASSES, _PASSES_PER_PASS = 20.0, 100.0, 0.3
 _AS_MANY_AS_THERE_IS_TIME_FOR = 1e9
-_PROOF_SHARE = 0.8  # of a time limit, for the first relaxations and elimination
+_PROOF_SHARE = 0.8  # share of the time limit for the first relaxations and elimination
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Decoded:
     passes: int
     calls: int
     status: Status
-    proof: Proof | None = None  # that nothing is feasible; None if only the search shows it
+    proof: Proof | None = None  # of infeasibility; None if only the search shows it
 
 
 @dataclass(order=True)
@@ -88,11 +88,11 @@ class _Search:
 
     @cached_property
     def local(self) -> LocalSearch:
-        """Made when it is first needed: most relaxations are tight."""
+        """Made on first use, because most relaxations are tight."""
         return LocalSearch(self.inputs)
 
     def run(self, max_nodes: int, time_limit: float | None) -> Decoded:
-        if time_limit is not None:  # the relaxation may take all the time there is
+        if time_limit is not None:  # the relaxation may use up all the time
             begin = time.monotonic()
             self.deadline = begin + _PROOF_SHARE * time_limit
             self._search_near(np.zeros(self.n), _FIRST_PASSES)
@@ -111,7 +111,7 @@ class _Search:
         self._shake(bound, over)
         passes = _MORE_PASSES + _PASSES_PER_PASS * self.passes
         if time_limit is not None:
-            if self._late():  # what is left is for nothing else
+            if self._late():  # the rest of the time goes to local search
                 passes = _AS_MANY_AS_THERE_IS_TIME_FOR
             self.deadline = begin + time_limit
         for x in (mu, np.zeros(self.n)):
@@ -138,13 +138,13 @@ class _Search:
                 if not self._may_improve(bound):
                     continue
                 split = self._branching_variable(mu, node.held)
-                if split is None:  # all are held: there is nothing but this assignment
+                if split is None:  # all are held, so this assignment is the only one
                     self._offer(np.where(node.held == 1, 1.0, 0.0))
                     continue
                 for state in (0, 1):
                     held = node.held.copy()
                     held[split] = state
-                    # The side that mu leans to comes first among equals.
+                    # Among equal bounds, the side that mu leans to comes first.
                     lean = int(abs(mu[split] - state) < 0.5)
                     rank = (-bound, -2 * next(order) - lean)
                     heapq.heappush(open_nodes, _Node(rank, held, bound, raw.tau[i]))
@@ -157,9 +157,9 @@ class _Search:
         return replace(self._options(), tol=1e-12, max_iter=2 * self.options.max_iter)
 
     def _tightened(self, nodes: list[_Node], raw: RawSolution) -> list[float]:
-        """The bounds of relaxations, made to meet those values that can't improve.
+        """The bounds of relaxations, solved more precisely where the value can't improve.
 
-        There the tolerance alone keeps a node open, and its children would inherit that.
+        Such a node is open only because of the tolerance, and its children would inherit that.
         """
         bounds = [float(bound) for bound in raw.upper_bound]
         loose = [
@@ -186,10 +186,10 @@ class _Search:
             self._offer(found)
 
     def _search_now_and_then(self, raw: RawSolution) -> None:
-        """Local search after some relaxations, in turn from their answers and from the best.
+        """Occasional local search, alternately from the relaxations' answers and from the best.
 
-        It takes its share of the work while it finds something, and less and less of it when it no
-        longer does.
+        It keeps its share of the work while it finds improvements, and gets less and less once it
+        finds none.
         """
         self._credit += _PASSES_PER_PASS * float(raw.iterations.sum())
         if self._credit < self._patience or self._late():
@@ -210,7 +210,7 @@ class _Search:
             self._patience = min(2 * self._patience, 32 * _MORE_PASSES)
 
     def _root(self) -> tuple[float, FloatArray, FloatArray | None]:
-        """The relaxation itself. If its answer is a structure, its bound is made to meet it."""
+        """Solves the relaxation; if the answer is a structure, again to tighten its bound."""
         raw = _engines.solve(self.inputs, self._options())
         self._count(raw)
         if raw.status[0] == Status.INFEASIBLE.code:
@@ -224,15 +224,14 @@ class _Search:
             bound = min(bound, float(again.upper_bound[0]))
             self._offer(np.round(again.mu[0]))
         rows = self.inputs.model.num_rows
-        bounds = np.zeros(self.n, raw.tau.dtype)  # none is tight; they come after the rows
+        bounds = np.zeros(self.n, raw.tau.dtype)  # their multipliers come after those of the rows
         start = np.concatenate([raw.tau[0, :rows], bounds, raw.tau[0, rows:]])
         return bound, raw.mu[0], start
 
     def _shake(self, bound: float, over: Callable[[], bool]) -> None:
-        """Looks for a structure where several tie, and the relaxation mixes them.
+        """Looks for a structure where several tie, which the relaxation mixes.
 
-        With a little noise in the scores they no longer do. What is found counts by the scores as
-        they are.
+        A little noise in the scores breaks the ties. What is found is rated by the original scores.
         """
         scores = self.inputs.eta_u
         rng = np.random.default_rng(0)
@@ -244,7 +243,7 @@ class _Search:
             raw = _engines.solve(asked, self._options())
             self._count(raw)
             if raw.status[0] == Status.CONVERGED.code and not raw.integral[0] and not over():
-                # So little noise may be below the tolerance.
+                # The noise may be below the tolerance.
                 raw = _engines.solve(asked, self._exact_options(), raw.tau)
                 self._count(raw)
             self._offer(np.round(raw.mu[0]))
@@ -256,7 +255,7 @@ class _Search:
         start: FloatArray | None,
         over: Callable[[], bool],
     ) -> None:
-        """A first structure: switches on the likeliest undecided variable, again and again."""
+        """Looks for a first structure by repeatedly switching on the likeliest open variable."""
         held = held.copy()
         for _ in range(64):
             undecided = (held == FREE) & (mu > 1e-4) & (mu < 1 - 1e-4)
@@ -289,7 +288,7 @@ class _Search:
         self.calls += int(raw.oracle_calls.sum())
 
     def _offer(self, x: FloatArray) -> None:
-        """Takes a 0/1 assignment if it is feasible and better than the best."""
+        """Keeps a 0/1 assignment if it is feasible and better than the best so far."""
         x = np.where(np.isfinite(x), x, 0.0)[None].astype(np.float64)
         checked = check_assignment(self.inputs, x)
         if not checked.feasible[0]:
@@ -300,7 +299,7 @@ class _Search:
 
     @cached_property
     def _weight(self) -> FloatArray:
-        """How much of the scores hangs on each variable, `(n,)`."""
+        """The total magnitude of the scores that involve each variable, `(n,)`."""
         model = self.inputs.model
         weight = np.abs(np.where(self.present, self.inputs.eta_u[0], 0.0)).astype(np.float64)
         scores = np.abs(self.inputs.eta_v[0, : model.num_pairs].astype(np.float64))
@@ -309,9 +308,9 @@ class _Search:
         return weight
 
     def _branching_variable(self, mu: FloatArray, held: npt.NDArray[np.int8]) -> int | None:
-        """The free variable nearest to one half; of those about as near, the weightiest.
+        """The free variable nearest to one half; among about equally near ones, the weightiest.
 
-        Relaxations of frustrated pairs are full of halves, whose order would be left to rounding.
+        Relaxations of frustrated pairs are full of halves, which rounding would otherwise order.
         """
         free = (held == FREE) & self.present
         if not free.any():
@@ -321,7 +320,7 @@ class _Search:
         return int(np.argmax(np.where(near, self._weight, -1.0)))
 
     def _finish(self, rest: float) -> Decoded:
-        """rest: the largest bound of what was not looked at."""
+        """The result. rest: the largest bound of what was not searched."""
         bound = max(self.best_value, rest)
         optimal = self.best is not None and not self._may_improve(rest)
         if optimal:
@@ -363,7 +362,7 @@ def decoded_solution(inputs: Inputs, found: list[Decoded]) -> RawSolution:
         raw.iterations[i], raw.oracle_calls[i] = d.passes, d.calls
         raw.status[i] = d.status.code
         raw.integral[i] = d.assignment is not None
-    raw.mu[~inputs.present] = 0  # what is absent is 0, whatever happens
+    raw.mu[~inputs.present] = 0  # absent variables are always 0
     raw.proofs = {i: d.proof for i, d in enumerate(found) if d.proof is not None}
     raw.nodes = np.array([d.nodes for d in found], dtype=np.int64)
     raw.structures = structures_of(model, [d.assignment for d in found])
@@ -371,9 +370,9 @@ def decoded_solution(inputs: Inputs, found: list[Decoded]) -> RawSolution:
 
 
 def structures_of(model: Model, found: Sequence[FloatArray | None]) -> Structures:
-    """The one structure of each structured factor, as the core would list it.
+    """The single structure of each structured factor, as the core would list it.
 
-    found: the 0/1 assignments of a batch; None where there is none.
+    found: the 0/1 assignments of a batch; None where none was found.
     """
     counts, lists = [], [np.zeros(0, dtype=np.int32)]
     for x in found:

@@ -1,8 +1,8 @@
-"""The best assignment by dynamic programming, where few variables are tied to each other at a time.
+"""The best assignment by dynamic programming, for graphs of small width.
 
-Variables are eliminated one after the other: all that is said of one is added up into a table over
-it and its neighbours, and maximised over it. The tables grow with the width of the graph, which is
-1 for a tree and the shorter side for a grid.
+Variables are eliminated one by one: all tables that mention one are added up into a table over it
+and its neighbours, which is then maximised over it. The tables grow with the width of the graph,
+which is 1 for a tree, and the shorter side for a grid.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from factormax.queries.assignment import is_broken
 __all__ = ["best_by_elimination"]
 
 _LARGEST_SCOPE = 10  # variables of a row
-_LARGEST_WIDTH = 22  # neighbours of a variable when it goes
+_LARGEST_WIDTH = 22  # neighbours of a variable when it is eliminated
 _MOST_WORK = 2**31  # entries of all tables
-_MOST_WORK_PER_SECOND = 2**28  # more than that is never done in a second
+_MOST_WORK_PER_SECOND = 2**28  # an upper limit of what a second is enough for
 
 
 @dataclass(frozen=True)
 class _Table:
     scope: tuple[int, ...]
-    values: FloatArray  # an axis of 2 per variable
+    values: FloatArray  # one axis of size 2 per variable
 
 
 def best_by_elimination(inputs: Inputs, deadline: float | None = None) -> FloatArray | None:
-    """The best assignment of one instance, `(n,)`; None if the graph is too wide for this.
+    """The best assignment of one instance, `(n,)`; `nan` if nothing satisfies the rows.
 
-    Of a graph of rows and pairs only; `nan` if nothing satisfies the rows. None also if it can't
-    be done by the deadline (of `time.monotonic`).
+    None if the graph is too wide, has structured factors, or can't be solved by the deadline (by
+    `time.monotonic`).
     """
     if inputs.model.num_structured:
         return None
@@ -55,7 +55,7 @@ def best_by_elimination(inputs: Inputs, deadline: float | None = None) -> FloatA
 def _rows(
     inputs: Inputs, here: npt.NDArray[np.bool_]
 ) -> list[tuple[FloatArray, npt.NDArray[np.int64], float, int]]:
-    """Coefficients, variables, right-hand side and kind of every row that says something."""
+    """Coefficients, variables, right-hand side and kind of every row that is present."""
     model, (coefs, rhs) = inputs.model, inputs.rows
     row_ptr, row_kind, cols = model.row_ptr, model.row_kind, model.col
     present = inputs.rows_present()
@@ -84,9 +84,9 @@ def _scopes(inputs: Inputs, here: npt.NDArray[np.bool_]) -> list[tuple[int, ...]
 
 
 def _order(variables: Any, scopes: list[tuple[int, ...]], most_work: float) -> list[int] | None:
-    """In which order to eliminate: as they come (good for grids), or by the number of neighbours.
+    """The order of elimination: as given (good for grids), or by the number of neighbours.
 
-    None if the tables get too wide either way, or have too many entries.
+    None if the tables get too wide or have too many entries either way.
     """
     near: dict[int, set[int]] = {int(v): set() for v in variables}
     for scope in scopes:
@@ -114,7 +114,7 @@ def _try_order(neighbours: dict[int, set[int]], by_degree: bool) -> tuple[float,
     while queue:
         degree, v = heapq.heappop(queue) if by_degree else queue.pop()
         if v not in near or (by_degree and degree != len(near[v])):
-            continue  # it has gone, or stands in the queue again with its new degree
+            continue  # already eliminated, or in the queue again with its new degree
         others = near.pop(v)
         work += 2 ** (len(others) + 1)
         if len(others) > _LARGEST_WIDTH:
@@ -159,7 +159,7 @@ def _tables(inputs: Inputs, here: npt.NDArray[np.bool_]) -> list[_Table]:
 def _eliminate(
     n: int, order: list[int], tables: list[_Table], deadline: float | None
 ) -> FloatArray | None:
-    """None if the deadline passes."""
+    """The best assignment; None if the deadline passes."""
     of: dict[int, list[_Table]] = {v: [] for v in order}
     place = {v: i for i, v in enumerate(order)}
     constant = 0.0
@@ -176,8 +176,8 @@ def _eliminate(
     for v in order:
         if deadline is not None and time.monotonic() >= deadline:
             return None
-        # The small ones together first: only the last sum is over all the neighbours. Those that
-        # the largest does not know come before its own, so that its entries stay side by side.
+        # Add up the small tables first: only the last sum is over all the neighbours. Variables
+        # that are not in the largest come before its own, so that its entries stay contiguous.
         *small, largest = sorted(of.pop(v), key=lambda table: len(table.scope))
         known = [u for u in largest.scope if u != v]
         new = sorted({u for table in small for u in table.scope}.difference(known, {v}))

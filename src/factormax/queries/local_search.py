@@ -1,9 +1,9 @@
-"""Good structures soon, without a proof: the core's local search, made from a compiled graph.
+"""Local search: good structures quickly, without a proof.
 
 The core searches over units: binary variables, and one-hot groups, which are the groups of the
-tables and the rows of the kind x₁ + … + x_K = 1. Structured factors other than tables are not
-taken apart: their variables stay as they are while the others move, and a factor as a whole moves
-to the structure that its oracle finds best for what the others say.
+tables and the rows of the form x₁ + … + x_K = 1. Other structured factors are not taken apart:
+their variables stay fixed while the others move, and a factor as a whole moves to the structure
+that its oracle finds best given the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Rows:
     equal: BoolArray
 
     def without(self, gone: BoolArray, absent: BoolArray) -> _Rows:
-        """Less the rows `gone`, and less the variables `absent`, which are 0."""
+        """Without the rows `gone` and the variables `absent`, which are 0."""
         kept = ~gone[self.row] & ~absent[self.col] & (self.coef != 0)
         number = np.cumsum(~gone) - 1
         return _Rows(
@@ -56,7 +56,7 @@ class LocalSearch:
     """The local search of one instance.
 
     Attributes:
-        size: how much there is to look at in one pass, in units of work.
+        size: the work of one pass, in units of work.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -68,7 +68,7 @@ class LocalSearch:
         rows = _lowered(inputs)
         self.present = present
         used = self._tables(present)
-        # Variables of structured factors that have no tables in the core stay as they are.
+        # Variables of structured factors that have no tables in the core stay fixed.
         self._held = np.zeros(n, bool)
         for place in self._blocks:
             self._held[self._variables(place)] = True
@@ -83,9 +83,9 @@ class LocalSearch:
         return np.asarray(self._structured[place].variables, dtype=np.int64)
 
     def _tables(self, present: BoolArray) -> list[tuple[int, list[int]]]:
-        """Makes the groups of tables units; returns the tables with the units of each.
+        """Turns the groups of tables into units; returns the tables with the units of each.
 
-        A table whose groups overlap otherwise, or lack a state, is a block like any structure.
+        A table whose groups overlap others, or have no state left, is a block like any structure.
         """
         self._groups: list[IntArray] = []
         self._blocks: list[int] = []
@@ -116,7 +116,7 @@ class LocalSearch:
         return int(self._unit_of[part[0]])
 
     def _one_hot_rows(self, rows: _Rows, present: BoolArray) -> BoolArray:
-        """Makes rows that ask for exactly one of their variables units; returns which ones."""
+        """Turns rows that require exactly one of their variables into units; returns which ones."""
         gone = np.zeros(len(rows.rhs), bool)
         of_tables = len(self._groups)
         ones = np.bincount(rows.row[rows.coef != 1], minlength=len(gone)) == 0
@@ -135,19 +135,19 @@ class LocalSearch:
         return gone
 
     def _pair_numbers(self) -> int:
-        """How many numbers the tables made of pairs have, at most."""
+        """The most numbers that the tables made of pairs can have."""
         sizes = np.array([len(g) for g in self._groups] + [2])
         unit = self._unit_of[self._model.pairs]
         return int((sizes[unit[:, 0]] * sizes[unit[:, 1]]).sum())
 
     def _number_states(self, n: int) -> None:
-        """Groups come first, then the variables that are in none, which are off or on."""
+        """Numbers the states: groups first, then variables that are in none, each off or on."""
         alone = np.flatnonzero(self._unit_of < 0)
         groups = len(self._groups)
         self._unit_of[alone] = groups + np.arange(len(alone))
         sizes = np.array([len(g) for g in self._groups] + [2] * len(alone), dtype=np.int64)
         self._ptr = np.concatenate([[0], np.cumsum(sizes)])
-        self._state_of = np.empty(n, np.int64)  # in which the variable is on
+        self._state_of = np.empty(n, np.int64)  # the state in which each variable is on
         self._state_of[alone] = self._ptr[groups:-1] + 1
         if groups:
             self._state_of[np.concatenate(self._groups)] = np.arange(self._ptr[groups])
@@ -174,7 +174,7 @@ class LocalSearch:
             parts.append(values)
         table = np.concatenate(parts)
         forbidden = np.isneginf(table)
-        if forbidden.any():  # worse than all the rest can make good
+        if forbidden.any():  # use a score that all the others can't outweigh
             finite = np.abs(np.where(forbidden, 0.0, table))
             table = np.where(forbidden, -(1 + 4 * finite.max() * len(orders)), table)
             table[forbidden] -= 2 * np.abs(score).sum()
@@ -204,9 +204,9 @@ class LocalSearch:
         return _core.LocalSearch(*self._arrays)
 
     def _pair_tables(self, score: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
-        """The pairs as tables over units; what is linear in them is added to the scores.
+        """The pairs as tables over units; their linear terms are added to the scores.
 
-        With literals, w (1 − x) y = w y − w x y, and so on.
+        For negated literals, w (1 − x) y = w y − w x y, and so on.
         """
         model, sizes = self._model, np.diff(self._ptr)
         pairs = model.pairs.astype(np.int64)
@@ -222,7 +222,7 @@ class LocalSearch:
         kept = (signed != 0) & self.present[pairs].all(axis=1)
         unit, state = self._unit_of[pairs[kept]], self._state_of[pairs[kept]]
         signed = signed[kept]
-        apart = unit[:, 0] != unit[:, 1]  # two of a group are never both on
+        apart = unit[:, 0] != unit[:, 1]  # two variables of a group are never both on
         unit, state, signed = unit[apart], state[apart], signed[apart]
         swap = unit[:, 0] > unit[:, 1]
         unit[swap], state[swap] = unit[swap, ::-1], state[swap, ::-1]
@@ -245,13 +245,13 @@ class LocalSearch:
         seed: int = 0,
         over: Callable[[], bool] = lambda: False,
     ) -> Iterator[FloatArray]:
-        """Assignments from near x, `(n,)`, which may be fractional: candidates, to be checked.
+        """Assignments near x, `(n,)`, which may be fractional; the caller must check them.
 
         Args:
-            x: where to begin.
-            work: how much to do, in units of about a nanosecond. The same work gives the same.
+            x: where to start.
+            work: how much to do, in units of about a nanosecond. Equal work gives equal results.
             seed: the seed of the random moves.
-            over: asked now and then whether to stop.
+            over: called now and then; returns whether to stop.
         """
         if not self._blocks:
             yield self._improved(x, work, seed, over)
@@ -259,7 +259,7 @@ class LocalSearch:
         share = work // (_ROUNDS * len(self._blocks) + 1)
         x = self._improved(self._whole_structures(x), share, seed, over)
         yield x
-        # Rows that the structures break get a price, which grows while they do.
+        # Rows that the structures break get a price, which grows as long as they are broken.
         rows = self._rows
         price = np.zeros(len(rows.rhs))
         step = (np.ptp(self._score) or 1.0) / 2
@@ -281,7 +281,7 @@ class LocalSearch:
     def _improved(
         self, x: FloatArray, work: int, seed: int, over: Callable[[], bool]
     ) -> FloatArray:
-        """In slices, so that nobody waits long for a deadline."""
+        """Improves x, in slices, so that a deadline is noticed soon."""
         states = self._states(x)
         slice_work = 10_000_000
         while work > 0:
@@ -293,7 +293,7 @@ class LocalSearch:
         return self._assignment(states)
 
     def _states(self, x: FloatArray) -> npt.NDArray[np.int32]:
-        """The states that x, rounded, is nearest to; where a group says nothing, the best score."""
+        """The states nearest to x; where x says nothing about a group, the one that scores best."""
         spread = np.ptp(self._score) if len(self._score) else 0.0
         leaning = np.zeros(len(self._score))
         leaning[self._state_of] = np.where(self.present, x, 0.0)
@@ -327,14 +327,14 @@ class LocalSearch:
         return x
 
     def _moved_block(self, x: FloatArray, place: int, price: FloatArray) -> FloatArray | None:
-        """The assignment with the structure of a factor that is best given all other variables.
+        """The assignment with one factor at its best structure given all other variables.
 
-        price: a price per row, taken off the scores of its variables.
+        price: one price per row, subtracted from the scores of its variables.
         """
         var = self._variables(place)
         given = np.empty(self._ptr[-1])
         self._core.conditional(self._states(x), given)
-        # What is on against what is off: these variables are in no group.
+        # The score of on minus the score of off: these variables are in no group.
         scores = given[self._state_of] - given[self._ptr[self._unit_of]]
         rows = self._rows
         scores -= np.bincount(rows.col, rows.coef * price[rows.row], len(x))
@@ -368,7 +368,7 @@ class LocalSearch:
 
 
 def _lowered(inputs: Inputs) -> _Rows:
-    """The rows that say something."""
+    """The rows that are present."""
     model = inputs.model
     if model.num_rows == 0:
         none = np.zeros(0, np.int64)

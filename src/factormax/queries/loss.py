@@ -1,7 +1,8 @@
-"""Losses: the best answer's score less the target's.
+"""Losses: the score of the best answer minus that of the target.
 
-All three have the same shape: a query of the graph (with a quadratic, without, or with a cost),
-less the score of the target. By Danskin's theorem the gradient is the difference of the two.
+All three have the same form: the value of a query (with the quadratic term, without it, or with a
+cost) minus the score of the target. By Danskin's theorem the gradient is the answer minus the
+target.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ KINDS = ("sparsemap", "perceptron", "hinge")
 
 @dataclass(frozen=True)
 class Target:
-    """What a loss compares with, flat."""
+    """What a loss compares the answer with, flat."""
 
     kind: str
     values: FloatArray  # (B, n) of 0 and 1
@@ -59,7 +60,7 @@ class Target:
     record: Record  # of the graph
 
     def of_instance(self, i: int) -> str:
-        """What a message says of where it is."""
+        """How a message says which instance it is about."""
         if not self.batch_shape:
             return ""
         return f" of instance {tuple(int(k) for k in np.unravel_index(i, self.batch_shape))}"
@@ -73,7 +74,7 @@ def evaluate(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The loss of each instance, `(B,)`, and its gradients with respect to the flat scores.
 
-    ask: answers a query.
+    ask: a function that answers a query.
     """
     here = inputs.present
     y = values_there(inputs, target).astype(inputs.eta_u.dtype)
@@ -95,7 +96,7 @@ def evaluate(
         other = _best_completion(inputs, target, y, options)
         y, n_y, score = other.mu, other.mu_v, other.objective
     solved = (raw.status != Status.INFEASIBLE.code) & np.isfinite(score)
-    # An answer of a linear program may miss the target's score by its tolerance.
+    # The answer of a linear program may fall short of the target's score by its tolerance.
     values = np.where(solved, np.maximum(raw.objective + constant - score, 0), np.inf)
     grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
     if not solved.all():
@@ -104,7 +105,7 @@ def evaluate(
 
 
 def values_there(inputs: Inputs, target: Target) -> FloatArray:
-    """The target, `(B, n)`, which must not be on where a variable is absent, as far as known."""
+    """The target, `(B, n)`; raises if a known entry is on where the variable is absent."""
     if inputs.here is None:
         return target.values
     wrong = ~inputs.here & (target.values > 0)
@@ -130,7 +131,7 @@ def check_features(inputs: Inputs, target: Target, y: FloatArray) -> FloatArray:
         name = name_of(target.factors[position], k)
         raise GraphError(
             f"The target{target.of_instance(first)} breaks {name}. A target must satisfy every "
-            f"factor; mask the entries that are not known."
+            f"factor; mask the entries that are unknown."
         )
     return checked.features
 
@@ -161,7 +162,7 @@ def _best_completion(
 def check_target(
     graph: FactorGraph, targets: Mapping[Variable, Any], kind: str, cost: Any
 ) -> npt.NDArray[np.bool_]:
-    """Raises unless the arguments of `FactorGraph.loss` make sense, numbers and shapes aside.
+    """Raises unless the arguments of `FactorGraph.loss` are valid, apart from numbers and shapes.
 
     Returns:
         Which variables have a target, `(n,)`.
@@ -173,7 +174,7 @@ def check_target(
         raise GraphError("loss takes a dict from variables to 0/1 targets, as in loss({u: y}).")
     for u in targets:
         if not isinstance(u, Variable) or u._record is not graph._record:
-            raise GraphError(f"loss: {u!r} is no variable of this graph.")
+            raise GraphError(f"loss: {u!r} is not a variable of this graph.")
         if u.negated:
             raise GraphError(f"loss: give the target of {u.negate().name}, not of its negation.")
     counts = np.zeros(graph._num_variables, dtype=np.int64)
@@ -193,13 +194,13 @@ def check_target(
     if len(missing):
         raise GraphError(
             f"loss: {scalar_name(graph._record, int(missing[0]))} has no target. Give one for "
-            f"every variable; mask= says which of its entries are not known."
+            f"every variable; use mask= for entries that are unknown."
         )
     return given
 
 
 def _may_be_there(graph: FactorGraph, tensor: Any) -> npt.NDArray[np.bool_]:
-    """Which variables of a tensor with a mask are there in an instance, or may be."""
+    """Which variables of a masked tensor are present in some instance; none if it is traced."""
     if is_hidden(tensor.mask):
         return np.zeros(tensor.size, dtype=bool)
     full = np.broadcast_to(to_numpy(tensor.mask), (*graph._known_batch_shape(), *tensor.shape))
@@ -222,7 +223,7 @@ def flat_target(
             at = f" at index {index}" if index else ""
             got = array[index].item() if array.dtype != object else array[index]
             raise GraphError(
-                f"loss: the target of {u.name} must be made of 0 and 1, got {shown(got)}{at}."
+                f"loss: the target of {u.name} must hold only 0 and 1, got {shown(got)}{at}."
             )
         check_shape(u, array.shape, shape)
         values[:, u.index.reshape(-1)] = _fit(u, "the target", array, shape)
@@ -244,14 +245,14 @@ def flat_target(
             array = to_numpy(part)
             if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
                 raise ValueError(
-                    f"loss: the cost of {u.name} must be made of finite numbers, got {shown(part)}."
+                    f"loss: the cost of {u.name} must hold finite numbers, got {shown(part)}."
                 )
             costs[:, u.index.reshape(-1)] = _fit(u, "the cost", array, shape)
     return Target(kind, values, known, costs, list(graph._factors), shape, graph._record)
 
 
 def check_shape(u: Variable, given: Any, batch: tuple[int, ...]) -> None:
-    """Raises unless a target is one for each instance, or one whole target that all share."""
+    """Raises unless there is one target per instance, or one whole target that all share."""
     wanted, found = (*batch, *u.shape), tuple(given)
     if found not in (wanted, u.shape):
         shared = f", or {u.shape} if all instances share it" if batch else ""
@@ -268,12 +269,12 @@ def by_variable(
         return [(u, given) for u in targets]
     for u in given:
         if not isinstance(u, Variable) or u._record is not graph._record or u.negated:
-            raise GraphError(f"loss: {word} has {u!r}, which is no variable of this graph.")
+            raise GraphError(f"loss: {word} has {u!r}, which is not a variable of this graph.")
     return given.items()
 
 
 def _fit(u: Variable, what: str, array: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:
-    """The array for every instance and variable, `(B, size)`; shared ones are broadcast."""
+    """The array broadcast to one entry per instance and variable, `(B, size)`."""
     try:
         full = np.broadcast_to(array, (*batch, *u.shape))
     except ValueError:

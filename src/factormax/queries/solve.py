@@ -1,4 +1,4 @@
-"""Queries as functions of their numbers, which know no front, and how to go back from an answer."""
+"""Queries as functions of their numbers, independent of any front, and their backward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["answer", "pull_back_linear", "with_objective"]
 
 
 def answer(inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
-    """The answer to `solve`, `solve_map` or `decode`, as the options say."""
+    """The answer to `solve`, `solve_map` or `decode`, depending on the options."""
     if options.search is not None:
         here = inputs.replace(device="cpu")
         found = [decode(here.instance(i), options, *options.search) for i in range(here.batch)]
@@ -33,7 +33,7 @@ def answer(inputs: Inputs, options: Options, warm: FloatArray | None = None) -> 
 def with_objective(
     raw: RawSolution, grad_u: FloatArray, grad_v: FloatArray, weight: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Adds the gradient of the objective, times `(B,)`: by Danskin, the solution itself."""
+    """Adds the objective's gradient (by Danskin, the solution itself) times `weight`, `(B,)`."""
     solved = raw.status != Status.INFEASIBLE.code
     scale = np.where(solved, weight, 0).astype(raw.mu.dtype)[:, None]
     grad_u += np.where(solved[:, None], raw.mu, 0) * scale
@@ -49,9 +49,9 @@ def pull_back_linear(
     grad_mu_v: FloatArray | None,
     weight: FloatArray | None,
 ) -> tuple[FloatArray, FloatArray]:
-    """The answer of a linear program is piecewise constant: its gradient is 0, or a surrogate.
+    """The gradient of a linear program's answer, which is piecewise constant: 0 or a surrogate.
 
-    The optimal value has the answer itself as its gradient. weight: `(B,)`, that of the value.
+    The gradient of the optimal value is the answer itself; `weight`, `(B,)`, multiplies it.
     """
     dtype = raw.mu.dtype
     grad_u, grad_v = np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
@@ -63,7 +63,7 @@ def pull_back_linear(
         if grad_mu_v is not None:
             grad_v = np.where(solved, grad_mu_v, 0).astype(dtype)
     elif options.surrogate == "spigot":
-        # mu - the projection of mu - grad onto the polytope, which is an LP-SparseMAP.
+        # mu minus the projection of (mu - grad) onto the polytope, which is an LP-SparseMAP.
         moved = np.where(here, mu - grad_mu, 0).astype(dtype)
         allowed = np.where(inputs.eta_v == -np.inf, -np.inf, 0).astype(dtype)
         asked = inputs.replace(eta_u=moved, eta_v=allowed, mask=here)

@@ -1,9 +1,9 @@
-"""LP-MAP answers made whole: a 0/1 structure also where several tie and the relaxation mixes them.
+"""LP-MAP answers made whole: a 0/1 structure even where several tie and the relaxation mixes them.
 
-Only the instances whose answer is fractional are looked at again. Together they are solved with
-slightly other scores, which tell ties apart: with a preference for variables that come first, then
-with noise. What is found counts by the scores as they are, and is taken if it is as good as the
-relaxation, up to `tol`. Where nothing is, the relaxation is not tight, and `decode` searches.
+Only instances whose answer is fractional are solved again, together, with slightly changed scores
+that break ties: first with a preference for variables that come first, then with noise. What is
+found is rated by the original scores, and accepted if it is as good as the relaxation, up to `tol`.
+If nothing is, the relaxation is not tight, and `decode` searches.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from factormax.status import Status
 
 __all__ = ["whole_structures"]
 
-# How much the scores are changed, relative to their spread, and how much of it is noise.
+# How much to change the scores, relative to their spread, and whether by noise.
 _CHANGES = ((1e-3, False), (1e-3, True), (1e-5, True))
-_MOST_NODES = 16  # of an instance whose relaxation is not tight
+_MOST_NODES = 16  # per instance whose relaxation is not tight
 
 
 def whole_structures(inputs: Inputs, options: Options, raw: RawSolution) -> RawSolution:
-    """The solution, changed in place: a structure for every instance that has one.
+    """The solution, changed in place: a structure for every instance where one is found.
 
-    An instance whose structure is not proved to be the best has the status NOT_PROVED; if none is
-    found either, it keeps its fractions.
+    An instance whose structure is not proved to be the best gets the status NOT_PROVED. If no
+    structure is found, it keeps its fractions.
     """
     fractional = ~raw.integral & (raw.status != Status.INFEASIBLE.code)
     if not fractional.any():
@@ -68,7 +68,7 @@ def _solve_apart(
     share: float,
     noise: bool,
 ) -> IndexArray:
-    """Solves these instances with slightly other scores; returns those that are still open."""
+    """Solves these instances with slightly changed scores; returns those that are still open."""
     some = inputs.instances(index).wide()
     scores = some.eta_u
     finite = np.where(some.present, scores, np.nan)
@@ -78,7 +78,7 @@ def _solve_apart(
     size = np.where(size > 0, size, np.maximum(np.abs(mean), 1e-3))[:, None]
     n = scores.shape[1]
     random = np.random.default_rng(0).random(n)
-    # Those that come first win; where sums of places tie too, a little noise decides.
+    # Variables that come first win; where the sums of their places tie, a little noise decides.
     change = random if noise else (np.arange(n)[::-1] + 0.25 * random) / n
     noisy = some.replace(eta_u=scores + share * size * change)
     tight = replace(options, whole=False, tol=min(options.tol, 1e-9), surrogate=None)

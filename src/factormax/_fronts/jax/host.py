@@ -134,7 +134,7 @@ def _features(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any
     if not quiet and not good.all():
         first = int(np.argmin(good))
         if not binary[first]:
-            raise GraphError(f"loss: the target of instance {first} must be made of 0 and 1.")
+            raise GraphError(f"loss: the target of instance {first} must hold only 0 and 1.")
         position, _ = checked.broken[first] or (0, 0)
         raise GraphError(
             f"The target of instance {first} breaks {plan.factors[position].name}. A target must "

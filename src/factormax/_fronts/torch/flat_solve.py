@@ -247,7 +247,7 @@ class FlatLossPlan(FlatPlan):
     def _target(self, values: Any, cost: Any = None) -> Target:
         """What the loss compares with, on the host."""
         if not np.isin(values, (0, 1)).all():
-            raise GraphError("loss: the targets must be made of 0 and 1.")
+            raise GraphError("loss: the targets must hold only 0 and 1.")
         return Target(self.kind, values, None, cost, self.factors, (len(values),), self.record)
 
 
