@@ -146,7 +146,7 @@ def test_bad_files(model, tmp_path, capsys):
 def test_infeasible(tmp_path, capsys):
     path = tmp_path / "zero.uai"
     path.write_text("MARKOV 1 2 1 1 0 2 0 0")
-    assert "every assignment has the potential 0" in fails(["solve", str(path)], 3, capsys)
+    assert "every assignment has potential 0" in fails(["solve", str(path)], 3, capsys)
 
 
 def test_infeasible_found_by_the_solver(tmp_path, capsys):
@@ -162,15 +162,15 @@ def test_infeasible_found_by_the_solver(tmp_path, capsys):
     assert lines["status"] == fm.Status.INFEASIBLE.value
     assert "assignment" not in lines
     assert main(["solve", str(path), "--sparse"]) == 0  # one half each satisfies the relaxation
-    assert printed(capsys)["value"] == "none: the rounded assignment is not possible"
+    assert printed(capsys)["value"] == "none: the rounded assignment is impossible"
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--map", "--time-limit", "1"], "--time-limit does not go with --map"),
-        (["--sparse", "--max-nodes", "1"], "--max-nodes does not go with --sparse"),
-        (["--exact", "--max-iter", "1"], "--max-iter does not go with --exact"),
+        (["--map", "--time-limit", "1"], "--time-limit can't be used with --map"),
+        (["--sparse", "--max-nodes", "1"], "--max-nodes can't be used with --sparse"),
+        (["--exact", "--max-iter", "1"], "--max-iter can't be used with --exact"),
     ],
 )
 def test_options_that_do_not_fit(model, capsys, arguments, message):

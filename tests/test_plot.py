@@ -201,7 +201,7 @@ def test_structures_of_arrays_and_few_of_them():
     found, probs = np.eye(4), np.array([0.4, 0.3, 0.2, 0.1])
     ax = fm.plot.structures(found, probs=probs, words="abcd", most=2)
     assert len(ax.child_axes) == 2
-    assert "2 of 4; the others have 0.30 in all" in texts(ax)
+    assert "2 of 4; the others have 0.30 in total" in texts(ax)
     drawn = []
     fm.plot.structures(found, probs=probs, draw=lambda structure, ax: drawn.append(structure))
     np.testing.assert_array_equal(drawn, found)
@@ -295,7 +295,7 @@ def test_graph_of_a_batch():
     assert circles(fm.plot.graph(fg, instance=1))[2].get_linestyle() != "-"
     with pytest.raises(fm.GraphError, match=r"instance=2 is not in a batch of shape \(2,\)"):
         fm.plot.graph(fg, instance=2)
-    with pytest.raises(fm.GraphError, match="no index into 1 batch dimension"):
+    with pytest.raises(fm.GraphError, match="not an index into 1 batch dimension"):
         fm.plot.graph(fg, instance=(0, 0))
 
 
@@ -336,7 +336,7 @@ def test_ax_in_ax_out(draw):
     assert draw(np.eye(3), ax=first) is first
     assert len(plt.get_fignums()) == 1
     assert draw(np.eye(3)) not in (first, second)
-    with pytest.raises(TypeError, match="ax must be an Axes of matplotlib, got str"):
+    with pytest.raises(TypeError, match="ax must be a matplotlib Axes, got str"):
         draw(np.eye(3), "ax")
 
 
@@ -376,12 +376,12 @@ def test_jax_arrays():
     ("call", "message"),
     [
         (lambda: fm.plot.marginals(np.ones((2, 3, 4))), r"must be \(n,\) or \(m, n\), got \(2, 3"),
-        (lambda: fm.plot.marginals(np.eye(2), rows="abc"), "rows must name all 2, got 3"),
-        (lambda: fm.plot.marginals(np.eye(2), columns="a"), "columns must name all 2, got 1"),
+        (lambda: fm.plot.marginals(np.eye(2), rows="abc"), "rows must have 2 labels, got 3"),
+        (lambda: fm.plot.marginals(np.eye(2), columns="a"), "columns must have 2 labels, got 1"),
         (lambda: fm.plot.marginals(np.eye(2), mask=np.ones(3)), r"broadcastable to \(2, 2\)"),
         (lambda: fm.plot.marginals("text"), "an array of numbers, .* got str"),
         (lambda: fm.plot.attention(np.ones(3)), r"must be \(queries, keys\), got \(3,\)"),
-        (lambda: fm.plot.matching(np.eye(2), left="abc"), "left must name all 2"),
+        (lambda: fm.plot.matching(np.eye(2), left="abc"), "left must have 2 labels"),
         (lambda: fm.plot.matching(np.eye(2), truth=np.eye(3)), r"truth must have shape \(2, 2\)"),
         (
             lambda: fm.plot.matching(np.eye(2), points=(np.eye(3), np.eye(2))),
@@ -389,8 +389,8 @@ def test_jax_arrays():
         ),
         (lambda: fm.plot.tree(np.ones((2, 3))), r"must be \(n, n\), got \(2, 3\)"),
         (lambda: fm.plot.tree(np.eye(2), highlight=np.eye(3)), "highlight must have shape"),
-        (lambda: fm.plot.tree(np.eye(2), words=["one"]), "words must name all 2"),
-        (lambda: fm.plot.structures(np.eye(2)), "give probs too"),
+        (lambda: fm.plot.tree(np.eye(2), words=["one"]), "words must have 2 labels"),
+        (lambda: fm.plot.structures(np.eye(2)), r"give probs, \(K,\), too"),
         (lambda: fm.plot.structures(np.eye(2), probs=[1.0]), r"got \(2, 2\) and \(1,\)"),
     ],
 )

@@ -1,8 +1,8 @@
 """The command `factormax`: solves models in the UAI format.
 
-Exit codes: 0 solved (converged, or proved optimal), 1 not converged or not proved within the
-limits (the best that was found is printed), 2 bad input, 3 infeasible, 130 interrupted, 141 nobody
-reads what is printed.
+Exit codes: 0 solved (converged, or proved optimal), 1 not converged or not proved within the limits
+(the best found is printed), 2 bad input, 3 infeasible, 130 interrupted, 141 the reader of the
+output has gone (as in `| head`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _solve(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # as in `| head`; what else is printed, at exit too, goes nowhere
+    except BrokenPipeError:  # as in `| head`; discard further output, also at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_READ
     except InfeasibleError as error:
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "solve",
         help="find the best assignment of a model in the UAI format",
         description="Prints the best assignment of a model in the UAI format (.uai or .uai.gz), "
-        "its value (the logarithm of the product of its potentials), an upper bound of all values, "
+        "its value (the logarithm of the product of its potentials), an upper bound on all values, "
         "and the status.",
         epilog="Exit codes: 0 solved (converged, or proved optimal); 1 not converged or not proved "
         "within the limits; 2 bad input; 3 no assignment is possible; 130 interrupted.",
@@ -106,10 +106,10 @@ def _parser() -> argparse.ArgumentParser:
         "--time-limit", type=_positive, metavar="S", help="--exact: stop after this many seconds"
     )
     solve.add_argument(
-        "--max-nodes", type=_count, metavar="N", help="--exact: the most nodes of the search"
+        "--max-nodes", type=_count, metavar="N", help="--exact: stop after this many nodes"
     )
     solve.add_argument(
-        "--max-iter", type=_count, metavar="N", help="--map, --sparse: the most passes"
+        "--max-iter", type=_count, metavar="N", help="--map, --sparse: stop after this many passes"
     )
     solve.add_argument(
         "--output",
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="show the time that has passed (default: on a terminal)",
+        help="show the elapsed time (default: on a terminal)",
     )
     return parser
 
@@ -147,7 +147,7 @@ def _solve(args: argparse.Namespace) -> int:
     for option, fits in (("time_limit", exact), ("max_nodes", exact), ("max_iter", not exact)):
         if getattr(args, option) is not None and not fits:
             word = "--" + option.replace("_", "-")
-            print(f"factormax: {word} does not go with --{args.query}", file=sys.stderr)
+            print(f"factormax: {word} can't be used with --{args.query}", file=sys.stderr)
             return BAD_INPUT
     show = sys.stderr.isatty() if args.progress is None else args.progress
     start = time.perf_counter()
@@ -212,7 +212,7 @@ def _print_answer(model: UAIModel, solution: Solution, query: str, found: bool) 
     if status is Status.INFEASIBLE:
         return INFEASIBLE
     value = model.score(model.assignment()) if found else -math.inf
-    missing = "none: the rounded assignment is not possible" if found else "none found"
+    missing = "none: the rounded assignment is impossible" if found else "none found"
     _line("value", missing if value == -math.inf else _logs(value))
     if query != "exact":
         _line("relaxation", _logs(model.offset + float(solution.objective)))
@@ -234,7 +234,7 @@ def _line(word: str, text: str) -> None:
 
 
 def _uai_answer(model: UAIModel, query: str) -> str:
-    """What the programs of the UAI competitions write."""
+    """The answer in the output format of the UAI competitions."""
     if query != "sparse":
         return "\n".join(
             ["MPE", " ".join(map(str, [model.num_variables, *model.assignment()])), ""]
@@ -247,7 +247,7 @@ def _uai_answer(model: UAIModel, query: str) -> str:
 
 @contextmanager
 def _progress(what: str, show: bool, every: float = 0.5) -> Iterator[None]:
-    """A line on stderr with the time that has passed, once it is more than `every` seconds."""
+    """Shows the elapsed time on stderr, from `every` seconds on."""
     if not show:
         yield
         return

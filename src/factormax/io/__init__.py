@@ -1,4 +1,4 @@
-"""Files of other programs, read as graphs."""
+"""Reads files of other programs as graphs."""
 
 from factormax.io.errors import UAIError
 from factormax.io.model import UAIModel

@@ -1,4 +1,4 @@
-"""What can be wrong with a file."""
+"""The error for a malformed file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class UAIError(FactormaxError, ValueError):
     """A file that is not in the UAI format.
 
     Attributes:
-        path: which file.
-        line: the line, counted from 1.
+        path: the file.
+        line: the line number, counted from 1.
     """
 
     def __init__(self, message: str, path: str = "", line: int = 0) -> None:

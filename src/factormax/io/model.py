@@ -1,13 +1,13 @@
-"""From tables over variables with states to a graph of binary variables.
+"""Turns tables over multi-state variables into a graph of binary variables.
 
-States that no assignment can have (evidence, zeros in the tables) are taken out first. A variable
-that is left with one state is gone. One with two states is a single binary variable, on in the
-second state, unless a `Table` needs it; the others are one-hot groups. A table over two variables
-of two states,
+States that evidence or zeros in the tables rule out are removed first. A variable with only one
+state left disappears. One with two states becomes a single binary variable, on in the second state,
+unless a `Table` needs it; all others become one-hot groups. A table over two variables with two
+states,
 
     [[a, b], [c, d]] = a + (c − a) x + (b − a) y + (a − b − c + d) x y,
 
-is scores and a `Pair`; where it has zeros, it is scores and logic. Other tables are `Table`s.
+becomes scores and a `Pair` or, if it has zeros, scores and logic. Other tables become `Table`s.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ TableDict = dict[Scope, FloatArray]
 
 @dataclass(eq=False, repr=False)
 class UAIModel:
-    """A model read from a file: its tables, and the graph made of them.
+    """A model read from a file: its tables, and the graph made from them.
 
     Attributes:
         path: the file.
         cardinalities: how many states each variable has.
         scopes: the variables of each table, as in the file.
-        tables: the logarithms of the potentials, one axis a variable of the scope.
+        tables: the logarithms of the potentials, one axis per variable of the scope.
         evidence: the observed states.
         graph: the factor graph. Observed and forbidden states are not in it.
         variable: all its variables, `(n,)`.
-        offset: what to add to the graph's objective (without the quadratic term) for the value of
-            the file.
-        domains: the states each variable may have.
+        offset: what to add to the graph's objective (without the quadratic term) to get the value
+            of the model in the file.
+        domains: the possible states of each variable.
         starts: where the binary variables of each variable begin.
-        sizes: how many it has: none if its state is known, 1 if it has two states and no `Table`
-            needs it, else one per state of its domain.
+        sizes: how many binary variables each has: none if its state is known, 1 if it has two
+            states and no `Table` needs it, else one per state of its domain.
     """
 
     path: str
@@ -66,7 +66,7 @@ class UAIModel:
 
     @property
     def num_variables(self) -> int:
-        """The number of variables of the file."""
+        """The number of variables in the file."""
         return len(self.cardinalities)
 
     def __repr__(self) -> str:
@@ -77,10 +77,10 @@ class UAIModel:
         )
 
     def marginals(self, values: ArrayLike | None = None) -> list[FloatArray]:
-        """For each variable of the file, how much of each of its states is on.
+        """The marginals of each variable in the file, one number per state.
 
         Args:
-            values: those of `variable`, `(n,)`; by default those of the last query.
+            values: values of `variable`, `(n,)`; by default those from the last query.
 
         Raises:
             GraphError: if there are none yet, or if they are NaN (nothing satisfies the model).
@@ -94,25 +94,25 @@ class UAIModel:
         for v, states in enumerate(self.cardinalities):
             mine = mu[self.starts[v] : self.starts[v] + self.sizes[v]]
             full = np.zeros(states)
-            if len(mine) < 2:  # the first state has what the others leave
+            if len(mine) < 2:  # the first state has the rest
                 mine = np.append(1 - mine.sum(), mine)
             full[self.domains[v]] = mine
             marginals.append(full)
         return marginals
 
     def assignment(self, values: ArrayLike | None = None) -> list[int]:
-        """The state of each variable of the file, observed ones included.
+        """The state of each variable in the file, observed ones included.
 
-        Of values between 0 and 1, the largest wins: an assignment made from them need not be
-        possible (its `score` is then −inf).
+        Fractional values are rounded: the state with the largest marginal wins. The assignment may
+        then be impossible, in which case its `score` is −inf.
 
         Args:
-            values: those of `variable`, `(n,)`; by default those of the last query.
+            values: values of `variable`, `(n,)`; by default those from the last query.
         """
         return [int(np.argmax(m)) for m in self.marginals(values)]
 
     def values(self, states: Sequence[int]) -> FloatArray:
-        """The 0/1 values of `variable` for an assignment: what `assignment` reads back.
+        """The 0/1 values of `variable` for an assignment; the inverse of `assignment`.
 
         Raises:
             ValueError: for a state that evidence or a zero in the tables rules out.
@@ -132,7 +132,7 @@ class UAIModel:
         return mu
 
     def score(self, states: Sequence[int]) -> float:
-        """The logarithm of the product of the potentials, from the tables of the file."""
+        """The logarithm of the product of the potentials, from the tables in the file."""
         self._check_states(states)
         return math.fsum(
             float(table[tuple([states[v] for v in scope])])
@@ -159,7 +159,7 @@ def build_model(
     evidence: dict[int, int],
     dtype: npt.DTypeLike,
 ) -> UAIModel:
-    """The model made of these tables of logarithms."""
+    """The model made from these tables of logarithms."""
     simple, domains = _simplified(path, cardinalities, scopes, tables, evidence)
     offset = float(simple.pop((), np.zeros(())))
 
@@ -184,7 +184,7 @@ def build_model(
                 offset += float(table[0])
                 table = table[1:] - table[0]
             scores[begin : begin + size] += table
-    # The variable that is on in the second state of two: alone, or the second of its group.
+    # The binary variable that is on in the second of two states: alone, or second in its group.
     on = np.array(starts[:-1], dtype=np.int64) + (np.array(sizes, dtype=np.int64) == 2)
     ends = on[np.array(list(pairs), dtype=np.int64).reshape(-1, 2)]
     entries = np.array(list(pairs.values())).reshape(-1, 4)
@@ -225,14 +225,14 @@ def _add_groups(
     tables: TableDict,
     dtype: npt.DTypeLike,
 ) -> None:
-    """One state of each group: by its tables, or by `Xor` where it has none.
+    """Makes exactly one state of each group be on: by its tables, or by `Xor` if it has none.
 
     Args:
-        graph: to which they are added.
+        graph: the graph to add the factors to.
         u: all of its variables.
         places: where the group of each variable of the model begins in `u`, and its size.
-        tables: those that are no pairs.
-        dtype: of their scores.
+        tables: the tables that are not pairs.
+        dtype: the dtype of their scores.
     """
     in_table = {v for scope in tables for v in scope}
     for size in sorted({s for _, s in places if s > 1}):
@@ -251,9 +251,9 @@ def _simplified(
     tables: list[FloatArray],
     evidence: dict[int, int],
 ) -> tuple[TableDict, list[IndexArray]]:
-    """One table for each set of variables, over the states that are possible, and these states.
+    """One table for each set of variables, over the possible states, and these states.
 
-    A state is possible if it has, in every table, an entry that is not −inf.
+    A state is possible if every table has an entry for it that is not −inf.
     """
     domains = [np.arange(states) for states in cardinalities]
     keep = {v: np.array([0]) for v, states in enumerate(cardinalities) if states == 1}
@@ -275,9 +275,9 @@ def _simplified(
 def _canonical(
     scope: Scope, table: FloatArray, keep: dict[int, IndexArray]
 ) -> tuple[Scope, FloatArray]:
-    """The table over the states that are kept, its variables in order.
+    """The table over the states that are kept, with its variables in order.
 
-    A variable that keeps one state has no axis.
+    A variable that keeps only one state has no axis.
     """
     if any([v in keep for v in scope]):
         for axis, v in enumerate(scope):
@@ -302,7 +302,7 @@ def _possible(path: str, tables: TableDict) -> dict[int, IndexArray]:
         if not finite.any():
             over = f"the variables {' '.join(map(str, scope))}" if scope else "no variables"
             raise InfeasibleError(
-                f"{path}: every assignment has the potential 0, as the zeros over {over} show."
+                f"{path}: every assignment has potential 0, as the zeros over {over} show."
             )
         for axis, v in enumerate(scope):
             others = tuple([i for i in range(len(scope)) if i != axis])
@@ -311,16 +311,16 @@ def _possible(path: str, tables: TableDict) -> dict[int, IndexArray]:
     for v, some in possible.items():
         if not some.any():
             raise InfeasibleError(
-                f"{path}: every assignment has the potential 0: no state of variable {v} is "
-                f"possible in all of its tables."
+                f"{path}: every assignment has potential 0: no state of variable {v} is possible "
+                f"in all of its tables."
             )
     return {v: np.flatnonzero(some) for v, some in possible.items() if not some.all()}
 
 
 def _filled(entries: FloatArray, holes: npt.NDArray[np.bool_]) -> FloatArray:
-    """The entries a, b, c, d, `(k, 4)`, with numbers for −inf so that a − b − c + d = 0.
+    """The entries a, b, c, d, `(k, 4)`, with −inf replaced so that a − b − c + d = 0.
 
-    There is one hole, or two on a diagonal, which have the same sign: others would rule out a
+    There is one hole, or two on a diagonal, which have the same sign: any others would rule out a
     state.
     """
     sign = np.array([1.0, -1.0, -1.0, 1.0])
@@ -332,7 +332,7 @@ def _filled(entries: FloatArray, holes: npt.NDArray[np.bool_]) -> FloatArray:
 def _add_logic(
     graph: FactorGraph, u: Variable, ends: IndexArray, holes: npt.NDArray[np.bool_]
 ) -> None:
-    """What the zeros of the pairwise tables forbid; holes: `(k, 4)`, of the states 00 01 10 11."""
+    """Adds what zeros in pairwise tables forbid; holes: `(k, 4)`, for the states 00 01 10 11."""
     code = holes @ np.array([1, 2, 4, 8])
     for kind, forbidden in ((Or, 1), (Imply, 2), (Imply, 4), (AtMostOne, 8), (Xor, 9), (Xor, 6)):
         x, y = (u[end[:, None]] for end in ends[code == forbidden].T)

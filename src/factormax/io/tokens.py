@@ -1,4 +1,4 @@
-"""The words of a text file, each traced back to its line if something is wrong with it."""
+"""The words of a text file, with line numbers for error messages."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ class Tokens:
 
     def _read(self) -> str:
         data = Path(self.path).read_bytes()
-        if data[:2] == b"\x1f\x8b":  # gzip, whatever the file is called
+        if data[:2] == b"\x1f\x8b":  # gzip, whatever the name of the file
             try:
                 data = gzip.decompress(data)
             except (OSError, EOFError, zlib.error) as error:
-                raise UAIError(f"{self.path}: a damaged gzip file ({error}).", self.path) from error
+                raise UAIError(
+                    f"{self.path}: the gzip file is damaged ({error}).", self.path
+                ) from error
         return data.decode("utf-8-sig", errors="replace")
 
     def error(self, message: str, position: int | None = None) -> UAIError:
-        """An error at a word; by default the one that comes next."""
+        """An error at a word, by default the next one."""
         at = self.position if position is None else position
         line, seen = 0, 0
         for number, text in enumerate(self.text.split("\n"), start=1):
             count = len(text.split())
             if count:
-                line = number  # past the last word: the last line that has any
+                line = number  # past the last word, this is the last line that has any
             seen += count
             if seen > at:
                 break
@@ -64,7 +66,7 @@ class Tokens:
         return self.words[self.position - 1]
 
     def whole(self, what: str) -> int:
-        """The next word, a whole number."""
+        """The next word, which must be a whole number."""
         word = self.word(what)
         if not word.isdecimal():
             raise self.error(
@@ -92,12 +94,12 @@ class Tokens:
         if wrong.size:
             at = int(wrong[0])
             raise self.error(
-                f"expected a potential, a number that is not negative, got {_short(words[at])}.",
+                f"expected a potential, a non-negative number, got {_short(words[at])}.",
                 start + at,
             )
         with np.errstate(divide="ignore"):
             logs = np.log(values)
-        # What double precision can't hold (1e-400) still has a logarithm.
+        # Numbers that double precision can't hold (1e-400) still have a logarithm.
         known: dict[str, float] = {}
         for i in np.flatnonzero((values < np.finfo(np.float64).tiny) | np.isinf(values)):
             word = words[i]

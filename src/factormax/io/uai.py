@@ -1,8 +1,8 @@
-"""The UAI format: Markov and Bayesian networks as tables of potentials, which multiply.
+"""The UAI format: Markov and Bayesian networks as products of tables of potentials.
 
-A file says the kind of the network, the number of variables, their cardinalities, the number of
-tables, the variables of each table, and then each table: how many entries, and the entries, the
-last variable changing fastest. Line breaks mean nothing.
+A file gives the kind of the network, the number of variables, their cardinalities, the number of
+tables, the variables of each table, and then each table: the number of entries and the entries, the
+last variable changing fastest. Line breaks have no meaning.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def read_uai(
 
     The value of an assignment is $\sum_f \log \phi_f(x_f)$, the logarithm of the product of its
     potentials; a potential of 0 forbids. For 0/1 values of the variables it equals
-    `model.offset` + the objective of `model.graph` (of `solve_map` and `decode`).
+    `model.offset` plus the objective of `model.graph` (from `solve_map` and `decode`).
 
     Args:
-        path: the file, which may be compressed with gzip. "BAYES" networks are read alike.
+        path: the file, which may be compressed with gzip. "BAYES" networks are read the same way.
         evidence: a file of observed states, with or without the number of samples (1) in front;
             or a dict from variables to states.
         dtype: the dtype of the scores.
 
     Raises:
-        UAIError: for a bad file, with the line and what was expected there.
-        InfeasibleError: if it is plain that every assignment has the potential 0.
+        UAIError: for a bad file; the message gives the line and what was expected there.
+        InfeasibleError: if the tables alone show that every assignment has potential 0.
 
     Example:
         >>> import tempfile, pathlib, factormax as fm
@@ -106,7 +106,7 @@ def _scopes(tokens: Tokens, cardinalities: list[int]) -> list[tuple[int, ...]]:
                     f"table {k}: expected a variable from 0 to {n - 1}, got {v}.", begin + i
                 )
             if v in scope[:i]:
-                raise tokens.error(f"table {k} has the variable {v} twice.", begin + i)
+                raise tokens.error(f"table {k} has variable {v} twice.", begin + i)
         scopes.append(scope)
     return scopes
 
@@ -120,9 +120,9 @@ def _tables(
         over = f"table {k} (variables {' '.join(map(str, scope))})" if scope else f"table {k}"
         given = tokens.whole(f"the number of entries of {over}")
         if given != size:
-            before = f" Or table {k - 1} does not have as many entries as it says." if k else ""
+            before = f" Or table {k - 1} has more or fewer entries than it says." if k else ""
             raise tokens.error(
-                f"{over}: expected the number of its entries, {size}, got {given}.{before}",
+                f"{over}: expected its number of entries, {size}, got {given}.{before}",
                 tokens.position - 1,
             )
         if tokens.left < size:
@@ -141,7 +141,7 @@ def _tables(
 
 
 def _read_evidence(path: str | os.PathLike[str], cardinalities: list[int]) -> dict[int, int]:
-    """`count variable state variable state …`, or the same after the number of samples."""
+    """Reads `count variable state variable state …`, perhaps after the number of samples."""
     tokens = Tokens(path)
     count = tokens.whole("the number of observed variables")
     if tokens.left != 2 * count and _are_samples(tokens.words):
@@ -161,7 +161,7 @@ def _read_evidence(path: str | os.PathLike[str], cardinalities: list[int]) -> di
 
 
 def _are_samples(words: list[str]) -> bool:
-    """Whether the words are a number of samples, and for each sample a count and pairs."""
+    """Whether the words are the number of samples, then a count and pairs for each sample."""
     place = 1
     for _ in range(int(words[0])):
         if place >= len(words) or not words[place].isdecimal():

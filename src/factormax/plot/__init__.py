@@ -1,12 +1,12 @@
-"""Drawings of solutions and graphs, by matplotlib: `pip install "factormax[plot]"`.
+"""Drawings of solutions and graphs, with matplotlib: `pip install "factormax[plot]"`.
 
-Every function takes an `ax` to draw into and returns the one it drew into; without, it makes a
-figure of a size that fits. Arrays may be those of NumPy, torch or JAX, on any device; in their
-place, a variable stands for its `value` of the last query, and a structured factor for those of its
-variables. matplotlib is imported when something is drawn, not before.
+Every function takes an `ax` to draw into and returns the one it drew into; without one, it makes a
+figure of a suitable size. Arrays may be NumPy, torch or JAX arrays, on any device. A variable may
+be given instead, for its `value` from the last query, or a structured factor, for the values of its
+variables. matplotlib is imported only when something is drawn.
 
 - `marginals`: bars for a vector, a heat map for a matrix.
-- `attention`: weights of queries over keys, with how much each key receives.
+- `attention`: weights of queries over keys, and how much each key receives.
 - `matching`: lines between two sets, as lists of labels or as points in the plane.
 - `tree`: arcs over words.
 - `structures`: the few structures that make up a solution, with their probabilities.

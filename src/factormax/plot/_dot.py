@@ -14,16 +14,16 @@ __all__ = ["to_dot"]
 
 
 def to_dot(graph: FactorGraph) -> str:
-    """A factor graph in the language of Graphviz; `fg.to_dot()` is the same.
+    """A factor graph in the DOT language of Graphviz; `fg.to_dot()` is the same.
 
-    Variables are circles, factors squares; the edge of a negated variable ends in a hollow dot.
+    Variables are circles, and factors squares; the edge of a negated variable ends in a hollow dot.
     Draw it with `neato -Tsvg`, for example.
 
     Args:
         graph: the graph.
 
     Returns:
-        The text. It is the same for the same graph.
+        The text; the same graph always gives the same text.
 
     Example:
         >>> import numpy as np, factormax as fm

@@ -21,7 +21,7 @@ __all__ = ["graph"]
 # A light tint for each kind of factor, in the order in which they are added.
 _TINTS = ("#FBE3C4", "#CFE8F6", "#CDEBDF", "#F4D6E6", "#F8F2BE", "#E3E0F3", "#E6E6E6")
 _EDGES = ("#B36B00", "#2A7FB0", "#00795A", "#A8528A", "#857A00", "#6A5FA8", "#666666")
-_LEGIBLE = 5.0  # points; smaller texts are left out
+_LEGIBLE = 5.0  # points; smaller text is left out
 
 
 def graph(
@@ -33,29 +33,29 @@ def graph(
 ) -> Axes:
     """Draws a factor graph: variables as circles in the shape of their tensor, factors as boxes.
 
-    A line joins a factor to each of its variables, and ends in a hollow dot where one is negated. A
-    factor over a whole block of variables is an outline around them. After a query, the circles
-    are filled by their values.
+    A line joins a factor to each of its variables, and ends in a hollow dot if that is negated. A
+    factor over a whole block of variables is an outline around them. After a query, the circles are
+    shaded by value.
 
     Indices and labels are left out where they would be too small to read.
 
-    The layout follows from the shapes of the variables alone: the same graph always looks the same.
+    The layout is deterministic: the same graph always looks the same.
 
     Args:
         fg: the graph.
         ax: where to draw; by default a new figure.
-        instance: whose values to show, of a batch; by default none are.
+        instance: which instance of a batch to show the values of; by default none.
         most: the most variables and factors to draw.
 
     Returns:
         The axes.
 
     Raises:
-        GraphError: if the graph is empty or too large, or there is no such instance.
+        GraphError: if the graph is empty or too large, or the instance does not exist.
     """
     count = fg._num_variables + sum(f._count for f in fg._factors)
     if fg._num_variables == 0:
-        raise GraphError("graph: it has no variables to draw.")
+        raise GraphError("graph: the graph has no variables to draw.")
     if count > most:
         raise GraphError(
             f"graph: {count} variables and factors are too many to draw; fg.summary() lists them. "
@@ -81,13 +81,13 @@ def _points_per_unit(ax: Any, width: float, height: float) -> float:
 
 
 def _values(fg: FactorGraph, instance: int | tuple[int, ...] | None) -> FloatArray | None:
-    """The values of all variables in an instance, NaN where they are masked; None without."""
+    """The values of all variables in an instance, NaN where masked; None if there are none."""
     if fg._record.values is None or (fg.batch_dims and instance is None):
         return None
     place = () if instance is None else instance if isinstance(instance, tuple) else (instance,)
     if len(place) != fg.batch_dims:
         raise GraphError(
-            f"graph: instance={instance!r} is no index into {fg.batch_dims} batch dimensions."
+            f"graph: instance={instance!r} is not an index into {fg.batch_dims} batch dimensions."
         )
     found = []
     for tensor, value in zip(fg._tensors, fg._record.values, strict=False):

@@ -1,9 +1,9 @@
-"""Where the variables and factors of a graph go in its drawing: deterministic, and by the shapes.
+"""Where the variables and factors of a graph go in its drawing; deterministic.
 
-A tensor of variables is drawn in its shape. A factor over a row of a matrix stands at its left, one
-over a column below it, one over a vector in the lanes below that; one over a whole block of cells
-becomes an outline around them. All others stand in the middle of their variables, or as near to it
-as there is room.
+A tensor of variables is drawn in its shape. A factor over a row of a matrix is placed to the left
+of it, one over a column below it, one over a vector in the lanes below it, and one over a whole
+block of cells as an outline around them. All others are placed in the middle of their variables, or
+as close to it as there is room.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["RADIUS", "Layout", "Square", "lay_out", "squares_of"]
 
 RADIUS = 0.28  # of a variable
-STEP_X, STEP_Y = 1.5, 1.15  # from a variable to the next
+STEP_X, STEP_Y = 1.5, 1.15  # from one variable to the next
 HALF_HEIGHT = 0.2  # of a factor
-LANE = 0.75  # from a lane of factors to the next
-#: The spans that are taken, for each side of a block and number of a lane.
+LANE = 0.75  # from one lane of factors to the next
+#: The spans that are taken, by side of a block and number of the lane.
 Lanes = dict[tuple[str, int], list[tuple[float, float]]]
 _MOST_EDGES = 12  # of a factor over a whole vector; more become an outline
-_BENDS = (0.0, 0.12, -0.12, 0.22, -0.22, 0.34, -0.34)  # of an edge, by its length
+_BENDS = (0.0, 0.12, -0.12, 0.22, -0.22, 0.34, -0.34)  # of an edge, relative to its length
 
 
 @dataclass(eq=False)
 class Square:
-    """One factor of a call."""
+    """A single factor; one call may make several."""
 
     factor: BaseFactor
     label: str
@@ -48,7 +48,7 @@ class Square:
 
     @property
     def half_width(self) -> float:
-        """Of its box, with the label in it."""
+        """Half the width of its box, which holds the label."""
         return 0.12 + 0.055 * len(self.label)
 
 
@@ -82,7 +82,7 @@ class Layout:
 
 
 def squares_of(graph: FactorGraph) -> list[Square]:
-    """Every single factor, not placed yet."""
+    """Every single factor, not yet placed."""
     found = []
     for factor in graph._factors:
         index, negated = factor._index, factor._negated
@@ -134,7 +134,7 @@ def _left(square: Square) -> float:
 
 
 def _block(tensor: VariableTensor) -> FloatArray:
-    """The variables of a tensor in its shape, row below row, panel beside panel."""
+    """The places of the variables of a tensor, row below row, panel beside panel."""
     rows, columns = (1, 1, *tensor.shape)[-2:]
     number = np.arange(tensor.size)
     panel, row, column = np.unravel_index(number, (tensor.size // (rows * columns), rows, columns))
@@ -143,7 +143,7 @@ def _block(tensor: VariableTensor) -> FloatArray:
 
 
 def _panel_width(tensor: VariableTensor) -> float:
-    """From one matrix of a tensor to the next, with room for the factors over rows."""
+    """The distance from one matrix of a tensor to the next, with room for factors over rows."""
     columns = (1, *tensor.shape)[-1]
     return (columns + 1.5) * STEP_X
 
@@ -151,7 +151,7 @@ def _panel_width(tensor: VariableTensor) -> float:
 def _place_inside(
     squares: list[Square], places: FloatArray, tensor: VariableTensor, later: list[Square]
 ) -> float:
-    """Places factors whose variables are all of one tensor; returns how far down that reaches.
+    """Places factors whose variables are all in one tensor; returns how far down they reach.
 
     Those that only fit among its variables are added to `later`.
     """
@@ -189,19 +189,19 @@ def _place_inside(
 
 
 def _is_whole(own: FloatArray, block: FloatArray) -> bool:
-    """Whether the variables are all that there are between the first and the last."""
+    """Whether the variables fill the block that they span."""
     low, high = own.min(axis=0) - 1e-6, own.max(axis=0) + 1e-6
     return int(((block >= low) & (block <= high)).all(axis=1).sum()) == len(own)
 
 
 def _covers_others(own: FloatArray, block: FloatArray) -> bool:
-    """Whether others lie between these variables of a vector."""
+    """Whether other variables lie between these variables of a vector."""
     between = (block[:, 0] > own[:, 0].min()) & (block[:, 0] < own[:, 0].max())
     return bool(between.any())
 
 
 def _free_lane(square: Square, place: float, taken: Lanes, side: str) -> int:
-    """The first lane that is free from `place` minus to `place` plus half a box."""
+    """The first lane that has room for the box centred at `place`."""
     half = square.half_width if side == "below" else HALF_HEIGHT
     lane = 0
     while True:
@@ -217,25 +217,25 @@ def _outline(square: Square, own: FloatArray, outlines: int) -> None:
     low, high = own.min(axis=0) - pad, own.max(axis=0) + pad
     width, height = high - low
     square.outline = (float(low[0]), float(low[1]), float(width), float(height))
-    # On the upper edge, beside the labels of the outlines within.
+    # On the upper edge, beside the labels of the outlines inside it.
     square.centre = np.array([high[0] - square.half_width - 0.15 - 1.3 * outlines, high[1]])
 
 
 def _place_near(square: Square, places: FloatArray, placed: list[Square]) -> None:
-    """In the middle of its variables, or at the nearest free spot."""
+    """Places a factor in the middle of its variables, or at the nearest free spot."""
     middle = places[square.members].mean(axis=0)
     if len(square.members) == 1:
         middle = middle - np.array([0, RADIUS + HALF_HEIGHT + 0.2])
     steps = np.arange(-24, 25)
     grid = np.stack(np.meshgrid(steps * STEP_X / 4, steps * STEP_Y / 4, indexing="ij"), -1)
     spots = grid.reshape(-1, 2)
-    # Nearest first; below and to the right where it is all the same.
+    # Nearest first; among equally near ones, below and to the right.
     order = np.lexsort((-spots[:, 0], spots[:, 1], np.hypot(*spots.T).round(6)))
     for spot in middle + spots[order]:
         if _is_free(spot, square.half_width, places, placed):
             square.centre = spot
             return
-    square.centre = middle  # so crowded that nothing helps
+    square.centre = middle  # no free spot
 
 
 def _is_free(spot: FloatArray, half_width: float, places: FloatArray, placed: list[Square]) -> bool:
@@ -250,7 +250,7 @@ def _is_free(spot: FloatArray, half_width: float, places: FloatArray, placed: li
 
 
 def _control(start: FloatArray, end: FloatArray, strangers: FloatArray) -> FloatArray:
-    """The control point of an edge that bends no more than it must to clear other variables."""
+    """The control point of an edge that bends only as much as needed to clear other variables."""
     along = end - start
     aside = np.array([-along[1], along[0]])
     middle = (start + end) / 2

@@ -43,12 +43,12 @@ def matching(
     Args:
         u: `(m, n)`; an array, or a variable or a `Matching` that has a value.
         ax: where to draw; by default a new figure.
-        left: labels of the rows; they stand on the left, one below the other.
+        left: labels of the rows, which are on the left, from top to bottom.
         right: labels of the columns.
         points: `(m, 2)` and `(n, 2)`: draw the two sets as points in the plane, side by side.
-        truth: `(m, n)` of 0 and 1: lines on it are blue, others orange, and a point that has no
-            partner in it is hollow.
-        unmatched: `(m,)`: how much each row is matched to nothing, drawn as a ring.
+        truth: `(m, n)`, the true matching as 0 and 1: its pairs are blue, others orange, and a
+            point without a partner in it is hollow.
+        unmatched: `(m,)`: the weight with which each row is unmatched, drawn as a ring.
 
     Returns:
         The axes.
@@ -95,7 +95,7 @@ def _fitting(word: str, given: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _columns(m: int, n: int) -> tuple[FloatArray, FloatArray]:
-    """Two columns of equal height, from the top."""
+    """The places of two columns of equal height, from the top."""
     tallest = max(m, n, 2) - 1
 
     def column(x: float, size: int) -> FloatArray:
@@ -106,7 +106,7 @@ def _columns(m: int, n: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _planes(a: ArrayLike, b: ArrayLike, m: int, n: int) -> tuple[FloatArray, FloatArray]:
-    """Both sets centred, the second to the right of the first."""
+    """The places of both sets, centred, the second to the right of the first."""
     first, second = _fitting("points", a, (m, 2)), _fitting("points", b, (n, 2))
 
     def centred(places: FloatArray) -> tuple[FloatArray, float]:
@@ -145,7 +145,7 @@ def _lines(
 
 
 def _rings(ax: Any, alone: FloatArray, places: FloatArray, right: Any) -> None:
-    """A ring for what is matched to nothing, blue where that is right."""
+    """Draws a ring around unmatched rows, blue where that is right."""
     from matplotlib.colors import to_rgba
 
     chosen = np.flatnonzero(alone > SHOWN)

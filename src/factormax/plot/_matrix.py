@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "marginals"]
 
-_MOST_WITH_NUMBERS = 16  # rows or columns of cells that are large enough to write into
+_MOST_WITH_NUMBERS = 16  # with more rows or columns, cells are too small for numbers
 
 
 def marginals(
@@ -42,22 +42,22 @@ def marginals(
     mask: ArrayLike | None = None,
     numbers: bool | None = None,
 ) -> Axes:
-    """Draws marginals: a bar each for a vector, a cell each for a matrix.
+    """Draws marginals: as bars for a vector, as cells for a matrix.
 
     Args:
         u: `(n,)` or `(m, n)`; an array, or a variable that has a value.
         ax: where to draw; by default a new figure.
         rows: labels of the rows of a matrix.
         columns: labels of the columns, or of the entries of a vector.
-        mask: False where there is nothing, broadcastable to the shape; drawn in grey. By default
-            that of the variable.
+        mask: False where absent, broadcastable to the shape; drawn in grey. By default the mask of
+            the variable.
         numbers: whether to write the numbers that are not 0; by default if there is room.
 
     Returns:
         The axes.
 
     Raises:
-        ShapeError: if there are other than one or two dimensions, or labels are missing.
+        ShapeError: if there are not one or two dimensions, or not as many labels as entries.
         GraphError: if the values are not between 0 and 1, or there are none yet.
     """
     values = numbers_of("marginals", u, (1, 2), "(n,) or (m, n)")
@@ -79,18 +79,18 @@ def attention(
     numbers: bool | None = None,
     sums: bool = True,
 ) -> Axes:
-    """Draws how queries attend to keys: a heat map, below what each key receives in all.
+    """Draws how queries attend to keys: a heat map, and below it what each key receives in total.
 
-    Where a key receives more than 1, its bar is orange beyond the line: softmax attention does
-    that, a matching never.
+    If a key receives more than 1, the excess is orange: this happens with softmax attention, but
+    never with a matching.
 
     Args:
         weights: `(queries, keys)`; an array, or a variable that has a value.
         ax: where to draw; by default a new figure.
-        queries: their labels, on the left.
-        keys: their labels, on top.
-        mask: False where there is nothing, broadcastable to the shape; drawn in grey. By default
-            that of the variable.
+        queries: the labels of the queries, on the left.
+        keys: the labels of the keys, on top.
+        mask: False where absent, broadcastable to the shape; drawn in grey. By default the mask of
+            the variable.
         numbers: whether to write the weights that are not 0; by default if there is room.
         sums: whether to draw the sums of the columns.
 
@@ -98,7 +98,7 @@ def attention(
         The axes of the heat map; those of the sums are among its `child_axes`.
 
     Raises:
-        ShapeError: if there are other than two dimensions, or labels are missing.
+        ShapeError: if there are not two dimensions, or not as many labels as entries.
         GraphError: if the weights are not between 0 and 1, or there are none yet.
     """
     values = numbers_of("attention", weights, (2,), "(queries, keys)")
@@ -151,7 +151,7 @@ def _cells(
     drawn.imshow(values, cmap=colour_map(), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     drawn.set_xticks(np.arange(n + 1) - 0.5, minor=True)
     drawn.set_yticks(np.arange(m + 1) - 0.5, minor=True)
-    lined = max(m, n) <= 60  # beyond, the lines would be all that one sees
+    lined = max(m, n) <= 60  # with more, the lines would hide the cells
     if lined:
         drawn.grid(which="minor", color=FAINT, linewidth=0.8)
     if numbers or (numbers is None and max(m, n) <= _MOST_WITH_NUMBERS):
@@ -167,13 +167,13 @@ def _cells(
     if rows is not None:
         drawn.set_yticks(range(m), rows)
     hide_frame(drawn)
-    if lined:  # of the lines of the grid, the axes cut off those at their edges
+    if lined:  # the axes cut off the grid lines at their edges
         drawn.spines[:].set(visible=True, color=FAINT, linewidth=0.8)
     return drawn
 
 
 def _sums(ax: Any, totals: FloatArray) -> None:
-    """Bars below the columns; orange is what is above 1."""
+    """Draws bars below the columns; what exceeds 1 is orange."""
     below = ax.inset_axes([0, -0.24, 1, 0.2])
     places = range(len(totals))
     below.bar(places, np.minimum(totals, 1), width=0.72, color=PALE)
@@ -187,7 +187,7 @@ def _sums(ax: Any, totals: FloatArray) -> None:
 
 
 def _number(axis: Any) -> None:
-    """Whole numbers at the entries, not between them."""
+    """Puts whole numbers at the entries, not between them."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

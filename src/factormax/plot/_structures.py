@@ -35,17 +35,17 @@ def structures(
 ) -> Axes:
     """Draws the structures of a solution, the most probable first, each with its probability.
 
-    Trees are drawn as arcs, matchings as lines, everything else as cells, in grey where they are
-    masked; or as you like it. "(none)" is a structure with nothing on.
+    Trees are drawn as arcs, matchings as lines, and everything else as cells, in grey where masked;
+    `draw` overrides this. "(none)" marks a structure with nothing on.
 
     Args:
         factor: a structured factor after a query; or structures, `(K, *shape)`, with `probs`.
-        ax: where to draw; by default a new figure. Each structure gets an inset of its own.
-        probs: `(K,)`, if structures were given; those of the factor by default.
+        ax: where to draw; by default a new figure. Each structure gets its own inset.
+        probs: `(K,)`; required with structures, by default those of the factor.
         words: labels of the words of a tree, or of the positions of a sequence.
-        most: draw at most so many; a line below says how many there are in all.
-        draw: a function that draws one structure, called as `draw(structure, ax)` with an array of
-            NumPy.
+        most: draw at most this many; a line below says how many there are in total.
+        draw: a function that draws one structure, called as `draw(structure, ax)` with a NumPy
+            array.
 
     Returns:
         The axes; those of the structures are its `child_axes`.
@@ -93,7 +93,7 @@ def structures(
             inset.text(y=0.5, s="(none)", transform=inset.transAxes, color=PALE, **aside)
         inset.text(s=text, transform=inset.transAxes, **place, **style)
     if shown < len(weights):
-        rest = f"{shown} of {len(weights)}; the others have {weights[shown:].sum():.2f} in all"
+        rest = f"{shown} of {len(weights)}; the others have {weights[shown:].sum():.2f} in total"
         drawn.text(0.5, 0, rest, transform=drawn.transAxes, ha="center", va="top", color=PALE)
     return drawn
 
@@ -107,12 +107,12 @@ def _listed(factor: Any, probs: ArrayLike | None) -> tuple[FloatArray, FloatArra
         given, weights = factor.structures, factor.probs if probs is None else probs
         if to_numpy(weights).ndim != 1:
             raise GraphError(
-                f"{label}: there are several instances or factors, probs have shape "
+                f"{label}: there are several instances or factors: probs have shape "
                 f"{to_numpy(weights).shape}. Pick one: structures(f.structures[0], "
                 f"probs=f.probs[0])."
             )
     if weights is None:
-        raise ShapeError("structures: without a factor, give probs too, (K,).")
+        raise ShapeError("structures: without a factor, give probs, (K,), too.")
     found, chances = as_floats(label, given), as_floats("structures: probs", weights)
     if found.ndim not in (2, 3) or chances.shape != found.shape[:1]:
         raise ShapeError(
@@ -121,7 +121,7 @@ def _listed(factor: Any, probs: ArrayLike | None) -> tuple[FloatArray, FloatArra
         )
     kept = chances > 0
     if not kept.any():
-        raise GraphError(f"{label}: there are none; the instance is infeasible.")
+        raise GraphError(f"{label}: there are none, because the instance is infeasible.")
     return found[kept], chances[kept]
 
 
@@ -161,7 +161,7 @@ def _drawing(
 
 
 def _size(factor: Any, shape: tuple[int, ...], wide: bool) -> tuple[float, float]:
-    """Inches for one structure."""
+    """The width and height of one structure, in inches."""
     n = shape[-1]
     if isinstance(factor, DepTree):
         return max(3.0, 0.9 * n) + 0.6, 1.5
@@ -171,7 +171,7 @@ def _size(factor: Any, shape: tuple[int, ...], wide: bool) -> tuple[float, float
 
 
 def _place(k: int, lines: int, columns: int, wide: bool, named: bool) -> list[float]:
-    """Where the k-th inset is, with room for its labels: left, bottom, width, height."""
+    """Left, bottom, width and height of the k-th inset, with room for its labels."""
     row, column = divmod(k, columns)
     left = 0.08 if wide else 0.0
     width, height = (1 - left) / columns, 1 / lines

@@ -1,4 +1,4 @@
-"""What all drawings share: colours, axes, and how arrays are taken."""
+"""What all drawings share: colours, axes, and the conversion of arguments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from factormax.variable import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colours that the colour-blind tell apart too (Okabe and Ito's blue and vermilion).
+# Blue and orange can be told apart by the colour-blind, too (Okabe and Ito's blue and vermilion).
 INK = "#222222"
 PALE = "#8C8C8C"
 FAINT = "#E4E4E4"
 ABSENT = "#F1F1F1"
 BLUE = "#0072B2"
 ORANGE = "#D55E00"
-SHOWN = 1e-3  # what has less weight is not drawn
+SHOWN = 1e-3  # smaller weights are not drawn
 
 
 def pyplot() -> Any:
-    """The pyplot of matplotlib.
+    """The module `matplotlib.pyplot`.
 
     Raises:
-        ImportError: if it is not installed, with the remedy.
+        ImportError: if matplotlib is not installed; the message says how to install it.
     """
     try:
         from matplotlib import pyplot as plt
@@ -41,21 +41,21 @@ def pyplot() -> Any:
 
 
 def axes_for(ax: Axes | None, width: float, height: float) -> Any:
-    """`ax`, or one in a new figure of this size, in inches."""
+    """Returns `ax`, or else the axes of a new figure of this size, in inches."""
     plt = pyplot()
     if ax is not None:
         if not hasattr(ax, "transAxes"):
-            raise TypeError(f"ax must be an Axes of matplotlib, got {type(ax).__name__}.")
+            raise TypeError(f"ax must be a matplotlib Axes, got {type(ax).__name__}.")
         return ax
     _, new = plt.subplots(figsize=(width, height), layout="constrained")
     return new
 
 
 def numbers_of(what: str, given: Any, ndims: Sequence[int], shape: str) -> FloatArray:
-    """The numbers of an array, of a variable that has a value, or of a structured factor's.
+    """The numbers of an array, a variable that has a value, or a structured factor's variable.
 
     Raises:
-        ShapeError: unless they have as many dimensions as one of `ndims`.
+        ShapeError: unless their number of dimensions is in `ndims`.
         GraphError: if they are traced, or not between 0 and 1.
     """
     source: Any = given
@@ -81,20 +81,20 @@ def numbers_of(what: str, given: Any, ndims: Sequence[int], shape: str) -> Float
 
 
 def as_floats(label: str, given: ArrayLike) -> FloatArray:
-    """An array of floats of NumPy."""
+    """The argument as a NumPy array of floats."""
     try:
         return np.asarray(to_numpy(given), dtype=np.float64)
     except FactormaxError:
         raise
     except (TypeError, ValueError) as error:
         raise ShapeError(
-            f"{label}: an array of numbers, a variable or a structured factor is needed, got "
+            f"{label}: give an array of numbers, a variable or a structured factor, got "
             f"{type(given).__name__}."
         ) from error
 
 
 def masked(what: str, values: FloatArray, mask: ArrayLike | None, given: Any = None) -> FloatArray:
-    """The values, with NaN where the mask is False; by default that of the variable given."""
+    """The values, with NaN where the mask (by default that of the variable) is False."""
     if mask is None:
         mask = mask_of(given, values.shape)
     if mask is None:
@@ -109,7 +109,7 @@ def masked(what: str, values: FloatArray, mask: ArrayLike | None, given: Any = N
 
 
 def mask_of(given: Any, shape: tuple[int, ...]) -> Any:
-    """The mask of a variable, or of a structured factor's, whose value has this shape; or None."""
+    """The mask of a variable, or a structured factor's, spread to this shape; None without one."""
     if isinstance(given, StructuredFactor) and len(given._given) == 1:
         given = given._given[0]
     if not isinstance(given, Variable):
@@ -123,21 +123,21 @@ def mask_of(given: Any, shape: tuple[int, ...]) -> Any:
 
 
 def labels_for(what: str, word: str, given: Sequence[object] | None, size: int) -> list[str] | None:
-    """The labels as texts; None without any.
+    """The labels as strings; None if none are given.
 
     Raises:
-        ShapeError: unless there is one for each.
+        ShapeError: unless there are `size` of them.
     """
     if given is None:
         return None
     texts = [str(label) for label in given]
     if len(texts) != size:
-        raise ShapeError(f"{what}: {word} must name all {size}, got {len(texts)}.")
+        raise ShapeError(f"{what}: {word} must have {size} labels, got {len(texts)}.")
     return texts
 
 
 def colour_map() -> Any:
-    """From white, for 0, to blue, for 1; grey for what is absent."""
+    """A colour map from white (0) to blue (1), with grey for absent entries."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("factormax", ["white", BLUE])
@@ -151,6 +151,6 @@ def number_text(value: float) -> str:
 
 
 def hide_frame(ax: Any) -> None:
-    """Takes the box and the marks of the ticks away."""
+    """Hides the frame and the tick marks."""
     ax.spines[:].set_visible(False)
     ax.tick_params(which="both", length=0, colors=INK)

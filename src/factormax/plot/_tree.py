@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["tree"]
 
 _SURE = "#9AA2AA"  # arcs that are certain
-_FLAT = 0.42  # the height of an arc, by its width
+_FLAT = 0.42  # the height of an arc, relative to its width
 
 
 def tree(
@@ -41,22 +41,22 @@ def tree(
 ) -> Axes:
     """Draws a dependency tree, or the marginals of one: an arc from each head to its modifier.
 
-    Arcs that are certain are grey; those that are not are blue, and the fainter the less weight
-    they have. A line from above marks a word that hangs from the root.
+    Certain arcs are grey; uncertain ones are blue, and fainter the less weight they have. A line
+    from above marks a word whose head is the root.
 
     Args:
-        u: `(n, n)` as `DepTree` has it: `u[m, h]`, the head of word m is h, and on the diagonal
-            the root; an array, or a variable or a `DepTree` that has a value.
+        u: `(n, n)`, laid out as for `DepTree`: `u[m, h]` if the head of word m is h, `u[m, m]` if
+            it is the root; an array, or a variable or a `DepTree` that has a value.
         ax: where to draw; by default a new figure.
         words: the words.
-        highlight: `(n, n)`, boolean: the arcs to draw in blue, by default all that are uncertain.
+        highlight: `(n, n)`, boolean: the arcs to draw in blue; by default all uncertain ones.
         numbers: whether to write the weights of uncertain arcs.
 
     Returns:
         The axes.
 
     Raises:
-        ShapeError: if it is not square, or words are missing.
+        ShapeError: if `u` is not square, or there are not n words.
         GraphError: if the values are not between 0 and 1, or there are none yet.
     """
     values = numbers_of("tree", u, (2,), "(n, n)")
@@ -72,7 +72,7 @@ def tree(
             raise ShapeError(f"tree: highlight must have shape {(n, n)}, got {blue.shape}.")
     arcs = [(int(m), int(h)) for m, h in np.argwhere(values > SHOWN)]
     arcs.sort(key=lambda arc: bool(blue[arc]))  # blue ones on top
-    # As high as the widest arc, with room for its number; the root's line reaches that high.
+    # As high as the widest arc, with room for its number; the root's lines reach up to it.
     top = max([_height(m, h) for m, h in arcs if m != h], default=0.3) + 0.25
     drawn = axes_for(ax, min(max(3.0, 0.95 * n), 14), min(max(1.4, 0.75 * top + 0.6), 6))
     for m, h in arcs:
