@@ -100,7 +100,7 @@ BREAKS = {
     decoded: "solve_map and decode can't be compiled",
     relaxed: "solve_map and decode can't be compiled",
     lost: "loss can't be compiled",
-    probable: "structures and probs can't be had",
+    probable: "structures and probs are not available",
     own: "oracle in Python, can't be compiled",
 }
 
@@ -246,5 +246,5 @@ def test_a_factor_that_a_process_does_not_know():
     """As where a program was exported, and its own factors are not imported."""
     op = torch.ops.factormax.solve
     text = "Unheard +0,1\x1f\x1f\x1dauto\x1e1e-06\x1e10000\x1e100000\x1e1.0\x1ewarn\x1du\x1f1\x1d"
-    with pytest.raises(fm.GraphError, match=r"factor Unheard, which .* Import what defines it"):
+    with pytest.raises(fm.GraphError, match=r"factor Unheard, which .* Import the module that"):
         op(torch.zeros(1, 3), torch.zeros(1, 0), None, None, [], [], [], [0, 3, 1, 3], text)

@@ -1,4 +1,4 @@
-"""What there is in a graph, in words: the reprs of factors, and `fg.summary()`."""
+"""Descriptions of graphs: the reprs of factors, and `fg.summary()`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["counted", "factor_settings", "graph_label", "shown_numbers", "summary"]
 
-_MOST_SHOWN = 6  # numbers of a parameter that are written out
+_MOST_SHOWN = 6  # the most numbers of a parameter that are written out
 
 
 def counted(count: int, word: str) -> str:
-    """For example "1 factor" or "3 factors"."""
+    """A count with its noun, for example "1 factor" or "3 factors"."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
@@ -60,7 +60,7 @@ def factor_settings(factor: BaseFactor) -> list[str]:
 
 
 def graph_label(factor: BaseFactor, row: int) -> str:
-    """A factor in a drawing: its kind, and its number if it has one, as in "Budget 2"."""
+    """The label of a factor in a drawing: its kind, and its number if any, as in "Budget 2"."""
     if list(factor._param_shapes.values()) != ["factor"] or is_hidden(*factor._params):
         return factor.kind
     numbers = np.atleast_2d(to_numpy(factor._params[0]))
@@ -100,7 +100,7 @@ def _variable_line(tensor: VariableTensor) -> tuple[str, ...]:
 
 
 def _factor_lines(factors: list[BaseFactor]) -> list[tuple[str, ...]]:
-    """One for each call; neighbours that differ in their variables alone share one."""
+    """One line per call; consecutive calls that differ only in their variables share one."""
 
     def likeness(factor: BaseFactor) -> tuple[Any, ...]:
         return factor.kind, factor._size, factor_settings(factor)
@@ -116,12 +116,12 @@ def _factor_lines(factors: list[BaseFactor]) -> list[tuple[str, ...]]:
 
 
 def _cut(name: str) -> str:
-    """Arrays of indices make long names."""
+    """Shortens a name: arrays of indices make long ones."""
     return name if len(name) <= 30 else name[:29] + "…"
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest entry; numbers to the right."""
+    """A table with columns as wide as their longest entry, and numbers aligned right."""
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     right = [all(line[c].isdigit() for line in lines) for c in range(len(head))]
     rows = []

@@ -1,7 +1,7 @@
-"""What graphs that are built alike have in common: all but the numbers.
+"""What graphs that are built alike have in common: everything but the numbers.
 
-A training loop builds the same graph again and again. What it is made of is worked out once, and
-found by the shapes of its variables and scores and by what its factors are.
+A training loop builds the same graph again and again. Its form is worked out once, and then looked
+up by the shapes of its variables and scores and by its factors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Form", "form_of"]
 
 
 class Form:
-    """The model of a graph, and where everything of it lies. It holds nothing of the graph.
+    """The model of a graph, and its layout. It holds no reference to the graph.
 
     Attributes:
         model: the compiled model.
-        layout: where the variables and scores lie in the flat arrays.
-        places: for each structured factor, which of the core's it is.
-        slots: for each of the core's, how many variables of a structure are on.
+        layout: where the variables and scores are in the flat arrays.
+        places: for each structured factor, which of the core's factors it is.
+        slots: for each structured factor of the core, the most variables a structure has on.
         groups: for each structured factor, the shape that `axis` leaves.
     """
 
@@ -47,10 +47,10 @@ _remembered: Remembered[Form] = Remembered(64)
 
 
 def form_of(graph: FactorGraph) -> Form:
-    """That of a graph.
+    """The form of a graph.
 
     Raises:
-        GraphError: if its factors make no sense together, or it has no variables.
+        GraphError: if its factors do not fit together, or it has no variables.
     """
     parts, factors, structured = graph._score_parts(), graph._factors, graph._structured
     key = (

@@ -25,13 +25,13 @@ class Inputs:
     """The numbers of B instances of a model; never changed.
 
     Attributes:
-        model: what they are the numbers of.
+        model: the model that the numbers belong to.
         eta_u: `(B, n)`, the scores of the variables, float32 or float64.
         eta_v: `(1 | B, P)`, the scores of the factors: of the pairs, then of structured factors.
         params: the parameters of the factors, in their order: numbers, or `(1 | B, size)`.
         mask: `(1 | B, n)`, False for variables that are off; None if none is.
-        oracles: for each structured factor the factor of the user's own, or None; () if none is.
-        held: `(B, n)`, variables held at 0 or 1 (others: −1), whatever B is otherwise.
+        oracles: one entry per structured factor: it, if user-defined, else None; () if none is.
+        held: `(B, n)`, variables held at 0 or 1 (others: −1); it determines B.
         device: where the scores came from.
     """
 
@@ -63,7 +63,7 @@ class Inputs:
 
     @property
     def core(self) -> _core.Inputs:
-        """As the core takes them: checked, with the rows worked out."""
+        """The numbers as the core takes them: checked, with the rows computed."""
         if self._core is None:
             self._core = _core.Inputs(
                 self.model,
@@ -82,7 +82,7 @@ class Inputs:
 
     @cached_property
     def here(self) -> npt.NDArray[np.bool_] | None:
-        """`(B, n)`, the variables that are neither masked nor of a score of −inf; None: all."""
+        """`(B, n)`, the variables that are not masked and do not score −inf; None: all."""
         found: npt.NDArray[np.bool_] | None = self.core.mask
         return found
 
@@ -121,7 +121,7 @@ class Inputs:
         return found
 
     def rows_present(self) -> npt.NDArray[np.bool_] | None:
-        """`(B, R)`: False for the rows of a factor all of whose variables are off; None: all."""
+        """`(B, R)`, False for rows of a factor whose variables are all off; None: all present."""
         if self.here is None or not self.model.num_rows:
             return None
         model = self.model
@@ -147,7 +147,7 @@ class Inputs:
         )
 
     def without_oracles(self) -> Inputs:
-        """The same, without what leads back to the graph; the rows stay worked out."""
+        """The same without references to the graph; the computed rows are kept."""
         if not self.oracles:
             return self
         kept = self.replace(oracles=())

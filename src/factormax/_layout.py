@@ -1,7 +1,7 @@
 """From the arrays of a graph to flat ones and back, for any array library.
 
-The flat arrays have a row per instance: the variables of all tensors one after the other, and the
-factors' own scores likewise. What an array library has to offer for it is in `Space`.
+The flat arrays have one row per instance: the variables of all tensors one after another, and the
+factors' own scores likewise. `Space` lists what this needs of an array library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Layout", "NumpySpace", "Space"]
 
 
 class Space(Protocol):
-    """The functions of an array library that laying out takes."""
+    """The functions of an array library that a layout needs."""
 
     @staticmethod
     def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -42,11 +42,11 @@ class Space(Protocol):
 
     @staticmethod
     def total(array: Any, axes: tuple[int, ...], keep: bool) -> Any:
-        """Summed over some axes, at least one, which stay with a size of 1 if asked."""
+        """Summed over some axes, at least one; with `keep` they stay, with size 1."""
 
 
 class NumpySpace:
-    """NumPy."""
+    """The `Space` of NumPy."""
 
     zeros = staticmethod(np.zeros)
     spread = staticmethod(np.broadcast_to)
@@ -68,7 +68,7 @@ class NumpySpace:
 
 
 class TensorSlot(NamedTuple):
-    """Where a variable tensor lies in the flat arrays, and its shape."""
+    """Where a variable tensor is in the flat arrays, and its shape."""
 
     start: int
     size: int
@@ -77,7 +77,7 @@ class TensorSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreSlot:
-    """The shapes of a factor's scores: as it needs them, as given without and with the batch."""
+    """Shapes of a factor's scores: as it needs them, as given without and with the batch."""
 
     count: int
     shape: tuple[int, ...]
@@ -86,12 +86,12 @@ class ScoreSlot:
 
     @property
     def shared(self) -> bool:
-        """Whether all instances have the same."""
+        """Whether all instances share the scores."""
         return len(self.given_shape) == len(self.own_shape)
 
 
 class Layout:
-    """Where everything of a graph lies. It holds shapes, and nothing of the graph.
+    """Where the arrays of a graph are in the flat ones. It holds only shapes, not the graph.
 
     Args:
         batch_shape: the batch dimensions.
@@ -114,14 +114,14 @@ class Layout:
 
     @classmethod
     def of(cls, graph: FactorGraph) -> Layout:
-        """That of a graph."""
+        """The layout of a graph."""
         tensors = [TensorSlot(t.start, t.size, t.shape) for t in graph._tensors]
         return cls(graph._known_batch_shape(), tensors, graph._score_parts())
 
     # ---- flat ------------------------------------------------------------------------------------
 
     def flat_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
-        """`(B, n)`, from arrays `(*batch, *shape)` in this dtype; None is zero."""
+        """`(B, n)`, from arrays `(*batch, *shape)` in this dtype; None means 0."""
         if len(scores) == 1 and scores[0] is not None:
             return scores[0].reshape(self.flat_shapes[0])
         columns = [
@@ -131,7 +131,7 @@ class Layout:
         return xp.joined(columns)
 
     def flat_factor_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
-        """`(1 | B, P)`: one row, if all instances share all of them."""
+        """`(1 | B, P)`; one row if all instances share all of them."""
         if not scores:
             return xp.zeros((1, 0), dtype=dtype)
         shared = all([f.shared for f in self.parts])
@@ -154,7 +154,7 @@ class Layout:
         return columns[0] if len(columns) == 1 else xp.joined(columns)
 
     def flat_factor_grads(self, xp: Any, grads: list[Any], dtype: Any) -> Any:
-        """`(B, P)` from gradients of the values of factors; None is zero."""
+        """`(B, P)`, from gradients of the values of factors; None means 0."""
         columns = []
         for grad, f in zip(grads, self.parts, strict=True):
             if grad is None:
@@ -178,7 +178,7 @@ class Layout:
         ]
 
     def by_part(self, xp: Any, columns: Any) -> list[Any]:
-        """From `(B, P)` to `(*batch, *shape as given)`: what came from one score is summed."""
+        """From `(B, P)` to `(*batch, *shape as given)`; sums what came from the same score."""
         found, start = [], 0
         for f in self.parts:
             stop = start + f.count
@@ -188,7 +188,7 @@ class Layout:
         return found
 
     def by_given(self, xp: Any, columns: Any) -> list[Any]:
-        """The same in the shape of the scores as given: shared ones collect over the batch."""
+        """The same in the shape of the scores as given; shared ones are summed over the batch."""
         found = []
         dims = len(self.batch_shape)
         for own, f in zip(self.by_part(xp, columns), self.parts, strict=True):
@@ -200,7 +200,7 @@ class Layout:
         return found
 
     def _summed(self, xp: Any, own: Any, f: ScoreSlot) -> Any:
-        """Sums what came from one broadcast score."""
+        """Sums what came from the same broadcast score."""
         dims = len(self.batch_shape)
         extra = own.ndim - dims - len(f.own_shape)
         if extra:

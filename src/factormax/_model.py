@@ -1,5 +1,5 @@
-"""From a list of factors to the model that the core compiles, once: graphs built again and again
-with the same factors, as a training loop does, share it.
+"""Compiles a list of factors to a model of the core, once: graphs that are built repeatedly with
+the same factors, as in a training loop, share it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Remembered", "is_large", "model_of"]
 
 T = TypeVar("T")
 
-_LARGEST = 200_000  # variables of all factors together: more than a few such would fill the memory
-_LARGEST_OF_ALL = 4_000_000  # about 100 MB: only its graph remembers the model
+_LARGEST = 200_000  # variables of all factors together; many larger models would fill the memory
+_LARGEST_OF_ALL = 4_000_000  # about 100 MB; beyond, only the graph itself keeps the model
 
 
 class Remembered(Generic[T]):
-    """What was found last, by a key; the least recently used is forgotten first."""
+    """A cache of recent results, by key; the least recently used is forgotten first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -35,7 +35,7 @@ class Remembered(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """What was kept under this key; None if it is not there."""
         found = self._found.get(key)
-        if found is not None and self._is_full:  # before, nothing is forgotten anyway
+        if found is not None and self._is_full:  # until then, nothing is forgotten anyway
             with self._lock:
                 if key in self._found:
                     self._found.move_to_end(key)
@@ -61,7 +61,7 @@ _remembered_large: Remembered[Model] = Remembered(2)
 
 
 def is_large(factors: Sequence[BaseFactor]) -> bool:
-    """Whether these are too many to remember much of what was made of them."""
+    """Whether these have too many variables for their model to be cached freely."""
     return _size(factors) > _LARGEST
 
 
@@ -69,7 +69,7 @@ def model_of(num_variables: int, factors: Sequence[BaseFactor]) -> Model:
     """The compiled model of these factors.
 
     Raises:
-        GraphError: if they make no sense together.
+        GraphError: if they do not fit together.
     """
     key = (num_variables, *[f._key for f in factors])
     remembered = _remembered_large if is_large(factors) else _remembered

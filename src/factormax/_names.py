@@ -1,4 +1,4 @@
-"""What messages call single variables, and some of them together."""
+"""What messages call single variables and groups of variables."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def literals_name(
 
 
 def _slice_text(places: IndexArray, shape: tuple[int, ...]) -> str | None:
-    """The slice of an array of this shape that has these flat places, in order; None if none has.
+    """The slice of an array of this shape with these flat places, in order; None if there is none.
 
-    Of each axis it takes one, or all, or neighbours.
+    Along each axis it takes one entry, all, or a run of neighbours.
     """
     texts, ranges = [], []
     for own, size in zip(np.unravel_index(places, shape), shape, strict=True):

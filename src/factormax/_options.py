@@ -1,4 +1,4 @@
-"""How to solve: what the queries of a graph are asked with."""
+"""The options of the queries of a graph."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Options:
     on_failure: str = "warn"
     linear: bool = False  # LP-MAP
     surrogate: str | None = None  # the gradient of an LP-MAP answer
-    whole: bool = False  # LP-MAP: a 0/1 structure also at ties
+    whole: bool = False  # LP-MAP: a 0/1 structure even at ties
     search: tuple[int, float | None] | None = None  # exact decoding: most nodes, seconds
-    deadline: float | None = None  # of time.monotonic: no pass of LP-MAP begins after it
-    list_structures: bool = False  # for marginals can be found without them
+    deadline: float | None = None  # by time.monotonic; no pass of LP-MAP begins after it
+    list_structures: bool = False  # else marginals may be found without structures
 
     @property
     def query(self) -> Literal["solve", "solve_map", "decode"]:
-        """Which method of `FactorGraph` asks."""
+        """The method of `FactorGraph` that these are options of."""
         if self.search is not None:
             return "decode"
         return "solve_map" if self.linear else "solve"

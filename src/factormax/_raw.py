@@ -1,4 +1,4 @@
-"""What an engine answers: flat arrays, which the core owns."""
+"""What an engine returns: flat arrays, which the core owns."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ class RawSolution(_core.Solution):
     Attributes:
         mu: `(B, n)`, `mu_v`: `(B, P)`, the marginals of variables and of factors' scores.
         tau: `(B, R + P + links)`, the multipliers; `row_side` likewise, `var_side`: `(B, n)`.
-        upper_bound: `(B,)`, as all the others; of linear programs.
-        structures: of the structured factors.
-        nodes: `(B,)`, of exact decoding.
-        proofs: of instances that are infeasible.
-        engine: where it was found, and why there.
+        upper_bound: `(B,)`, like all the others; for linear programs only.
+        structures: the structures of the structured factors.
+        nodes: `(B,)`, the number of nodes; for exact decoding only.
+        proofs: the proofs of infeasible instances, by instance.
+        engine: where it was solved, and why there.
     """
 
     nodes: npt.NDArray[np.int64] | None = None
     proofs: Mapping[int, Proof] = MappingProxyType({})
     engine: str = "cpu"
-    there: Any = None  # the same on a device
+    there: Any = None  # the same solution on a device
 
     @classmethod
     def of_size(cls, batch: int, n: int, scores: int, dual: int, dtype: Any) -> RawSolution:
-        """An empty one."""
+        """An empty solution."""
         wide = bool(dtype == np.float64)
         return cls(batch=batch, variables=n, scores=scores, dual=dual, wide=wide)
 
     @classmethod
     def like(cls, other: RawSolution, batch: int, dtype: Any) -> RawSolution:
-        """An empty one, of the sizes of another."""
+        """An empty solution, with the sizes of another."""
         n, scores, dual = other.mu.shape[1], other.mu_v.shape[1], other.tau.shape[1]
         return cls.of_size(batch, n, scores, dual, dtype)
 
     def fill(self, parts: Sequence[RawSolution]) -> RawSolution:
-        """Takes the answers of solutions, one after the other."""
+        """Fills in the answers of other solutions, one after another."""
         start = 0
         proofs: dict[int, Proof] = {}
         for part in parts:
@@ -96,7 +96,7 @@ class RawSolution(_core.Solution):
 def _restored(
     arrays: dict[str, Any], lists: dict[str, Any], nodes: Any, proofs: Any, engine: str
 ) -> RawSolution:
-    """From a pickle."""
+    """The solution, from a pickle."""
     mu, mu_v, tau = (arrays[name] for name in ("mu", "mu_v", "tau"))
     raw = RawSolution.of_size(len(mu), mu.shape[1], mu_v.shape[1], tau.shape[1], mu.dtype)
     for name in _FIELDS:

@@ -1,4 +1,4 @@
-"""What is said if an instance was not solved: warnings and errors, as the caller asked for."""
+"""Warnings and errors for instances that were not solved, as `on_failure` says."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from factormax.status import Status
 
 __all__ = ["SURELY_EXACT", "report_backward", "report_failures", "warn_caller"]
 
-#: A relative residual of the backward system that float64 never misses, and float32 may.
+#: A relative residual of the backward system that float64 always reaches, and float32 may not.
 SURELY_EXACT = 1e-7
 
 
 def report_failures(
     raw: RawSolution, on_failure: str, solution: Any = None, conflicts: Any = None
 ) -> None:
-    """Raises or warns, as asked, if an instance did not converge.
+    """Raises or warns, as `on_failure` says, if an instance did not converge.
 
-    conflicts: the `Conflicts` of the infeasible instances, for messages to name; None: unknown.
+    conflicts: the `Conflicts` of the infeasible instances, for messages; None if unknown.
     """
     if raw.all_converged or on_failure == "ignore":
         return
@@ -34,7 +34,7 @@ def report_failures(
     if conflicts is not None:
         advice[list(codes).index(Status.INFEASIBLE.code)] += conflicts.of_first()
     if on_failure == "warn":
-        # Without numbers, so that a training loop is told once and not at every step.
+        # Without numbers, so that a training loop is warned once and not at every step.
         who = "" if failed.size == 1 else "Some instances were not solved (see solution.status). "
         warn_caller(who + " ".join(advice))
         return
@@ -50,9 +50,9 @@ def report_failures(
 def report_backward(
     residual: npt.NDArray[np.float64], worst: float, dtype: np.dtype[Any], on_failure: str
 ) -> None:
-    """The same for the system of the backward pass, by how far off each instance is."""
+    """The same for the linear system of the backward pass, by the residual of each instance."""
     limit = SURELY_EXACT if dtype.itemsize == 8 else 1e-3
-    if worst <= limit or on_failure == "ignore":  # NaN is no such number
+    if worst <= limit or on_failure == "ignore":  # False if worst is NaN
         return
     failed = ~(residual <= limit)
     message = (
@@ -66,7 +66,7 @@ def report_backward(
 
 
 def warn_caller(message: str, category: type[Warning] = NotConvergedWarning) -> None:
-    """Warns at the line of the caller's code, whatever lies between."""
+    """Warns at the line of the caller's code, whatever frames lie between."""
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).split(".")[0]

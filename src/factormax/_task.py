@@ -1,7 +1,7 @@
 """One query of a graph: its numbers laid out flat, the answer, and the way back to the scores.
 
-NumPy's front and torch's eager one share it. It holds shapes and arrays, nothing of the graph:
-autograd may keep it for long.
+The NumPy front and the eager torch front share it. It holds shapes and arrays, but no reference to
+the graph, since autograd may keep it for a long time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["Gradients", "Task"]
 
 
-#: Those of factors without any, by their dtype.
+#: The scores of factors that have none, by dtype.
 _NO_SCORES: dict[Any, FloatArray] = {t: np.zeros((1, 0), t) for t in (np.float32, np.float64)}
 
 
 class Gradients(NamedTuple):
-    """Of the scores of each variable tensor, of each factor's own scores, of the temperature."""
+    """The gradients of each variable tensor's scores, each factor's scores, the temperature."""
 
     variables: list[Any]
     factors: list[Any]
@@ -52,16 +52,16 @@ class Task:
     """The numbers of a query; after `run` or `ask`, also its answer.
 
     Args:
-        graph: what to solve.
-        scores: of each variable tensor, `(*batch, *shape)` in the compute dtype; None is zero.
-        factor_scores: the factors' own, in the compute dtype, as given.
+        graph: the graph to solve.
+        scores: one per variable tensor, `(*batch, *shape)`, in the compute dtype; None means 0.
+        factor_scores: the factors' own scores, in the compute dtype, as given.
         dtype: float32 or float64.
-        temperature: broadcastable to the batch, divides all scores; None is 1.
+        temperature: broadcastable to the batch, divides all scores; None means 1.
         device: where the scores came from.
     """
 
     temperature: FloatArray | None = None  # (B, 1)
-    _to_list: Inputs | None = None  # what to solve again if the structures are asked for
+    _to_list: Inputs | None = None  # what to solve again if the structures are needed
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Task:
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
         eta_v = _NO_SCORES[dtype]
         if layout.parts:
-            # A copy: the backward pass looks at the signs, whatever became of the caller's array.
+            # A copy: the backward pass reads the signs, and the caller may change the array.
             eta_v = np.array(layout.flat_factor_scores(NumpySpace, factor_scores, dtype), order="C")
         mask = None
         if graph._masked:
@@ -113,10 +113,10 @@ class Task:
         batch: int | None = None,
         listed: bool = False,
     ) -> Task:
-        """One whose answer is known.
+        """A task whose answer is known.
 
-        batch: how many instances there are, if not those of the form; listed: whether the
-        structures are known too.
+        batch: the number of instances, if not that of the form; listed: whether the structures are
+        known, too.
         """
         self = cls.__new__(cls)
         self.form, self.layout, self.inputs = form, form.layout, inputs
@@ -148,23 +148,23 @@ class Task:
         return raw
 
     def ask(self, inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
-        """Solves with other numbers; the answer is then this task's."""
+        """Solves with other numbers, and stores the answer in this task."""
         self.options = options
         find = answer if options.linear else _engines.solve
         self.raw = raw = find(inputs, options, warm)
         if self.form.places:
-            # Copied: they may be the caller's, who may write into them before asking.
+            # Copied: they may be the caller's, who may change them before reading structures.
             all_there = lists_structures(raw.structures)
             self._to_list = None if all_there else inputs.replace(eta_u=inputs.eta_u.copy())
         return raw
 
     def forget_oracles(self) -> None:
-        """The user's own oracles lead back to the graph."""
+        """Drops user-defined oracles, which refer to the graph."""
         self.inputs = self.inputs.without_oracles()
 
     @property
     def host(self) -> Task:
-        """The same in NumPy."""
+        """The same task in NumPy."""
         return self
 
     @property
@@ -191,10 +191,10 @@ class Task:
 
     @cached_property
     def listed(self) -> RawSolution:
-        """The solution with its structures: solved again, to list them, if it was found without."""
+        """The solution with its structures, solved again if it was found without them."""
         if self._to_list is None:
             return self.raw
-        # From its multipliers: the structures are those of the same solution.
+        # Start from its multipliers, so that the structures are those of the same solution.
         warm = None if self.options.linear else self.raw.tau
         listed = _engines.solve(self._to_list, replace(self.options, list_structures=True), warm)
         report_failures(listed, self.options.on_failure)
@@ -213,14 +213,14 @@ class Task:
         find: Callable[[int], tuple[Support, Any]],
         wrap: Callable[[Any], Any],
     ) -> list[tuple[StructuredFactor, Answer]]:
-        """What the structured factors hand out."""
+        """What the structured factors return."""
         return [
             (f, Answer(partial(find, i), self.shape_of(i), f._size, f._laid_out, wrap))
             for i, f in enumerate(structured)
         ]
 
     def shape_of(self, factor: int) -> tuple[int, ...]:
-        """The batch, and the number of factors where one call made several."""
+        """The batch shape, with the number of factors if one call made several."""
         return (*self.batch_shape, *self.form.groups[factor])
 
     def found(self, factor: int) -> tuple[Support, FloatArray]:
@@ -241,7 +241,7 @@ class Task:
         factor_grads: list[npt.NDArray[Any] | None],
         objective: npt.NDArray[Any] | None = None,
     ) -> Gradients:
-        """From gradients of what `values` and `factor_values` gave to those of scores."""
+        """Turns gradients of `values` and `factor_values` into gradients of the scores."""
         layout, dtype = self.layout, self.inputs.eta_u.dtype
         grad_mu: Any = layout.flat_scores(NumpySpace, grads, dtype)
         grad_mu_v = weight = None
@@ -268,18 +268,18 @@ class Task:
         grad_u, grad_v, residual, worst = _engines.vjp(
             self.inputs, raw, grad_mu, grad_mu_v, grad_prob
         )
-        if not worst <= SURELY_EXACT:  # NaN is no such number
+        if not worst <= SURELY_EXACT:  # True if worst is NaN
             report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
         return (grad_u, grad_v) if weight is None else with_objective(raw, grad_u, grad_v, weight)
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
-        """From gradients of the probabilities of structures to those of scores."""
+        """Turns gradients of the probabilities of structures into gradients of the scores."""
         return self.to_scores(*self.pull_back_probs_flat(grads))
 
     def pull_back_probs_flat(
         self, grads: list[npt.NDArray[Any] | None]
     ) -> tuple[FloatArray, FloatArray]:
-        """The same, to those of the flat scores."""
+        """The same, for the flat scores."""
         raw = self.listed
         if self.options.linear:
             return np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
@@ -295,7 +295,7 @@ class Task:
         factor_moves: list[npt.NDArray[Any] | None],
         temperature: Any = None,
     ) -> tuple[list[FloatArray], list[FloatArray], FloatArray]:
-        """How values, factor values and the objective move, if the scores move so; None is 0."""
+        """How values, factor values and the objective move with the scores; None means 0."""
         layout, dtype = self.layout, self.inputs.eta_u.dtype
         given = [
             np.zeros(slot.given_shape, dtype) if move is None else move.astype(dtype, copy=False)
@@ -323,14 +323,14 @@ class Task:
     def applied(
         self, which: str, index: IndexArray, vectors: Sequence[FloatArray]
     ) -> tuple[FloatArray, ...]:
-        """A Jacobian of the solve, applied to vectors `(N, ...)`, each of an instance of `index`.
+        """A Jacobian of the solve applied to vectors `(N, ...)`; index: the instance of each.
 
         which: "jacobian", from flat scores to flat marginals; "probs", from flat scores to the
         probabilities of each structured factor; "probs_back", its transpose.
         """
         if np.array_equal(index, np.arange(self.batch)):
             return self._applied(which, vectors)
-        # In rounds, each instance at most once in each.
+        # In rounds, with each instance at most once per round.
         order = np.argsort(index, kind="stable")
         ordered = index[order]
         turn = np.empty(len(index), np.int64)
@@ -350,7 +350,7 @@ class Task:
         return tuple(out)
 
     def _applied(self, which: str, vectors: Sequence[FloatArray]) -> tuple[FloatArray, ...]:
-        """The same with a vector for each instance."""
+        """The same with one vector for each instance."""
         if which == "probs_back":
             return self.pull_back_probs_flat([np.asarray(v, np.float64) for v in vectors])
         moved_u, moved_v = vectors
@@ -361,7 +361,7 @@ class Task:
         return self._pull_back(self.raw, moved_u, moved_v, None)
 
     def _push_probs(self, moved_u: FloatArray, moved_v: FloatArray) -> tuple[FloatArray, ...]:
-        """How probabilities move with the scores: a row of the Jacobian at a time."""
+        """How probabilities move with the scores, one row of the Jacobian at a time."""
         out = []
         for factor, s in enumerate(self.supports):
             members = len(self.form.places[factor])
@@ -377,7 +377,7 @@ class Task:
         return tuple(out)
 
     def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
-        """Gradients of the flat scores as those of the scores that were given."""
+        """Turns gradients of the flat scores into gradients of the scores as given."""
         of_temperature = None
         if self.temperature is not None:
             # d(eta / T) = d eta / T - (eta / T) dT / T
@@ -393,10 +393,10 @@ class Task:
 
 
 def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:
-    """For each instance the sum of the products; what is not finite has no gradient."""
+    """The sum of the products for each instance; scores that are not finite count as 0."""
     return np.asarray((grad * _finite(scores)).sum(axis=1, dtype=np.float64))
 
 
 def _finite(scores: FloatArray) -> FloatArray:
-    """Those that are not count as 0: what is off stays off."""
+    """The scores, with 0 for those that are not finite: what is off stays off."""
     return np.where(np.isfinite(scores), scores, 0)

@@ -1,4 +1,4 @@
-"""What is done alike to NumPy, torch and JAX arrays, without importing torch or JAX."""
+"""Functions for NumPy, torch and JAX arrays alike, without importing torch or JAX."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVar
 
-    #: The arrays of the scores' library; a plain `Variable` leaves open which.
+    #: The array type of the scores' library; a plain `Variable` leaves it open.
     ArrayT = TypeVar("ArrayT", default=Any)
 else:
     from typing import TypeVar
 
-    ArrayT = TypeVar("ArrayT")  # defaults are for type checkers: Python has them from 3.13 on
+    ArrayT = TypeVar("ArrayT")  # only type checkers need the default, which needs Python 3.13
 
 __all__ = [
     "Array",
@@ -52,15 +52,15 @@ def is_tensor(value: object) -> bool:
 
 
 def is_jax(value: object) -> bool:
-    """Whether `value` is an array of JAX, concrete or traced; never imports JAX."""
+    """Whether `value` is a JAX array, concrete or traced; never imports JAX."""
     jax = sys.modules.get("jax")
-    if jax is None or is_tracing():  # torch's compiler could not look into JAX
+    if jax is None or is_tracing():  # torch's compiler can't trace JAX
         return False
     return hasattr(jax, "Array") and isinstance(value, jax.Array)
 
 
 def is_tracer(value: object) -> bool:
-    """Whether `value` is an array of JAX that a transformation traces: it has no numbers yet."""
+    """Whether `value` is a JAX array that a transformation traces, so it has no numbers yet."""
     return is_jax(value) and isinstance(value, sys.modules["jax"].core.Tracer)
 
 
@@ -72,20 +72,20 @@ def library_of(value: object) -> str:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether a dtype of NumPy or JAX holds real numbers; JAX has floats that NumPy has not."""
+    """Whether a NumPy or JAX dtype holds real numbers; JAX has floats that NumPy lacks."""
     return dtype.kind in "fiub" or "float" in dtype.name
 
 
 def is_tracing() -> bool:
-    """Whether `torch.compile` is tracing: then numbers are not there to be checked."""
+    """Whether `torch.compile` is tracing; if so, there are no numbers to check."""
     return "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()
 
 
 def is_hidden(*values: Any) -> bool:
-    """Whether numbers among these can't be looked at.
+    """Whether the numbers of any of these can't be read.
 
-    That is so while `torch.compile` is tracing, for the tensors that a transform of `torch.func`,
-    such as `vmap`, calls a function with, and for what JAX traces.
+    That is so while `torch.compile` is tracing, for tensors inside a transform of `torch.func` such
+    as `vmap`, and for arrays that JAX traces.
     """
     if is_tracing() or any([is_tracer(v) for v in values]):
         return True
@@ -97,12 +97,12 @@ def is_hidden(*values: Any) -> bool:
 
 
 def may_be_traced() -> bool:
-    """Whether torch's compiler is in use at all: it may look into any function that is called."""
+    """Whether torch's compiler is in use at all: it may trace any function that is called."""
     return "torch._dynamo" in sys.modules
 
 
 def grad_mode_keeper() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes functions run in torch's grad mode of here and now, from whatever thread."""
+    """Makes functions run in torch's current grad mode, whatever thread calls them."""
     torch = sys.modules.get("torch")
     if torch is None:
         return lambda function: function
@@ -125,7 +125,7 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     if is_tensor(value):
         torch = sys.modules["torch"]
         if not is_tracing() and torch._C._are_functorch_transforms_active():
-            with torch._C._DisableFuncTorch():  # a transform would wrap what it does not know
+            with torch._C._DisableFuncTorch():  # a transform would wrap even plain tensors
                 return np.asarray(value.detach().cpu().numpy())
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -1,4 +1,4 @@
-"""Checks of the numbers of a solve, the same for every front."""
+"""Checks of arguments and scores, shared by all fronts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def positive_number(name: str, value: Any, error: type[ValueError] = ValueError)
     """The number, if it is positive and finite.
 
     Raises:
-        ValueError: naming it, if it is not, or no number at all.
+        ValueError: if it is not; the message names it.
     """
-    if type(value) is float and 0 < value < math.inf:  # most often, and at every query
+    if type(value) is float and 0 < value < math.inf:  # the usual case, checked at every query
         return value
     number = _number(value)
     if number is None or not 0 < number < math.inf:
@@ -42,7 +42,7 @@ def finite_number(name: str, value: Any, error: type[ValueError] = ValueError) -
     """The number, if it is finite.
 
     Raises:
-        ValueError: naming it, if it is not, or no number at all.
+        ValueError: if it is not; the message names it.
     """
     number = _number(value)
     if number is None or not math.isfinite(number):
@@ -51,10 +51,10 @@ def finite_number(name: str, value: Any, error: type[ValueError] = ValueError) -
 
 
 def whole_number(name: str, value: Any, least: int, most: int) -> int:
-    """The number, if it is whole and between the two.
+    """The number, if it is whole and from `least` to `most`.
 
     Raises:
-        ValueError: naming it, if it is not, or no number at all.
+        ValueError: if it is not; the message names it.
     """
     if type(value) is int and least <= value <= most:
         return value
@@ -70,7 +70,7 @@ def one_of(name: str, value: Any, choices: Collection[str | None]) -> Any:
     """The value, if it is one of the choices.
 
     Raises:
-        ValueError: naming it and them, if it is not.
+        ValueError: if it is not; the message names the choices.
     """
     if (value is None or isinstance(value, str)) and value in choices:
         return value
@@ -78,7 +78,7 @@ def one_of(name: str, value: Any, choices: Collection[str | None]) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also one of NumPy or torch; None if it is none. NaN for what is too large."""
+    """A Python, NumPy or torch number as a float, NaN if it is too large; None for others."""
     if isinstance(value, (str, bytes, bool)):
         return None
     try:
@@ -90,10 +90,10 @@ def _number(value: Any) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """What a message shows of a value that is wrong: never pages of it."""
+    """How a message shows an invalid value, in a few words."""
     try:
         text = repr(value)
-    except ValueError:  # a whole number of too many digits
+    except ValueError:  # an integer with too many digits
         return f"a {type(value).__name__} that is too large"
     return text if len(text) <= 60 else text[:56] + " ..."
 
@@ -112,10 +112,10 @@ def check_scores(
         mask: `(B, n)`, or None.
         layout: names and shapes of what is laid out along the second axis.
         batch_shape: the shape of the first axis.
-        allow_minus_inf: whether −inf is legal; for everything, or for each of the layout.
+        allow_minus_inf: whether −inf is legal: for everything, or for each entry of the layout.
 
     Raises:
-        ValueError: naming the object and the first index.
+        ValueError: the message names the object and the first index.
     """
     bad = np.isnan(scores) | (scores == np.inf)
     sizes = [math.prod(shape) for _, shape in layout]
@@ -134,7 +134,7 @@ def check_scores(
             index = list(np.unravel_index(offset, shape)) if shape else []
             if batch_shape:
                 index = [*np.unravel_index(int(instance), tuple(batch_shape)), *index]
-            elif len(scores) > 1:  # the batch dimensions are not known here
+            elif len(scores) > 1:  # the batch dimensions are unknown here
                 index = [instance, *index]
             what = "NaN" if np.isnan(number) else f"{number:+}"
             legal = "finite numbers or -inf" if allowed else "finite numbers"

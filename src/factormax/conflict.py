@@ -1,9 +1,9 @@
-"""Which factors of an infeasible instance exclude each other, by the certificate of the solver.
+"""Which factors of an infeasible instance exclude each other, by the solver's certificate.
 
-The certificate is a multiplier for every row (docs/math.md, equation 23): the rows with a
-multiplier can't hold together. Where structured factors take part, they stand in it with their best
-structures. Multipliers that the proof can do without are set to 0 first: few factors are named. If
-fewer rows exclude each other one after the other, as contradictory clues do, these are named.
+The certificate has a multiplier for every row (docs/math.md, equation 23): the rows with a nonzero
+multiplier can't hold together. Structured factors enter it through their best structures. To name
+few factors, multipliers that the proof does not need are set to 0 first. If propagation from row to
+row finds a smaller set of rows that exclude each other, as with contradictory clues, that is named.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class FactorName(str):
     """The name of a factor, or of one row of a factor with `axis=`, for example `Xor over u[3, :]`.
 
     Attributes:
-        factor: the factor itself; None once it was pickled.
-        row: where in the factor the row is, an index into the shape that `axis` leaves; () if the
-            factor is only one.
+        factor: the factor itself; None after pickling.
+        row: the place of the row in the factor, an index into the shape that `axis` leaves; () if
+            there is only one.
     """
 
     factor: BaseFactor | None
@@ -49,12 +49,12 @@ class FactorName(str):
         return name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without the factor, which leads to the graph and all its arrays."""
+        """Pickles without the factor, which refers to the graph and all its arrays."""
         return FactorName, (str(self), None, self.row)
 
 
 def name_of(factor: BaseFactor, k: int) -> FactorName:
-    """The name of number k of the factors that the object stands for."""
+    """The name of the k-th of the factors that the object stands for."""
     if factor._count == 1:
         return FactorName(factor.name, factor)
     negated = None if factor._negated is None else factor._negated[k]
@@ -65,10 +65,10 @@ def name_of(factor: BaseFactor, k: int) -> FactorName:
 
 
 class Conflicts:
-    """The conflicts of the infeasible instances of a batch, each found when it is asked for.
+    """The conflicts of the infeasible instances of a batch, each found on demand.
 
     Args:
-        factors: those of the graph, in its order.
+        factors: the factors of the graph, in order.
         inputs: the numbers of the batch.
         raw: the solution.
         batch_shape: the batch dimensions, for messages; None if only B is known.
@@ -95,22 +95,22 @@ class Conflicts:
         return list(self._found[instance])
 
     def __getstate__(self) -> dict[str, Any]:
-        """The names alone."""
+        """What is pickled: only the names."""
         return {"_found": {i: self(i) for i in [*self._found, *self._proofs]}, "_proofs": {}}
 
     def describe(self, instance: int) -> str:
-        """A sentence that names them, and what is masked; empty if they are not known."""
+        """A sentence that names the factors, and what is masked; empty if they are unknown."""
         names = self(instance)
         if not names:
             return ""
         parts = [name + self._masked(name, instance) for name in names[:_NAMED]]
         if len(names) == 1:
-            return f"{parts[0]} can't hold, whatever the other factors say."
+            return f"{parts[0]} can't hold, whatever the other factors are."
         more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return f"These exclude each other: {'; '.join(parts)}{more}."
 
     def of_first(self) -> str:
-        """What a message adds: the first infeasible instance, and its conflict."""
+        """What a message adds about the first infeasible instance and its conflict."""
         first = min(self._proofs)
         text = self.describe(first)
         if len(self._present) == 1:
@@ -154,9 +154,9 @@ def conflicts_of(
     return Conflicts(factors, inputs, raw, batch_shape) if raw.proofs else None
 
 
-_NAMED = 8  # factors that a message names
-_MOST = 128  # rows that are tried one by one
-_MOST_ROUNDS = 200  # in which rows switch variables on or off, all rows at once
+_NAMED = 8  # the most factors that a message names
+_MOST = 128  # the most rows that are tried one by one
+_MOST_ROUNDS = 200  # of propagation, in which all rows switch variables on or off at once
 
 
 @dataclass
@@ -167,7 +167,7 @@ class _Structured:
     factor: _core.Structured
     var: npt.NDArray[np.int32]
     links: slice | None  # where its multipliers are, if it is linked
-    support: Callable[[FloatArray], float]  # of scores of its variables
+    support: Callable[[FloatArray], float]  # the best score of a structure, from variable scores
 
 
 @dataclass
@@ -188,7 +188,7 @@ class _Instance:
 
     @cached_property
     def structured(self) -> list[_Structured]:
-        """Those that are present."""
+        """The structured factors that are present."""
         link = self.model.num_rows + self.model.num_pairs
         out = []
         for place, factor in enumerate(structured_of(self.model)):
@@ -208,7 +208,7 @@ class _Instance:
         needed = {s.place for s in self.structured}
         if self.proves(y, needed):
             y = self.fewer(y, needed)
-            for s in self.structured:  # without what it says the box, or nothing, is left
+            for s in self.structured:  # try without it: the box, or nothing, takes its place
                 without = y.copy()
                 if s.links is not None:
                     without[s.links] = 0
@@ -235,7 +235,7 @@ class _Instance:
         return sorted(places)
 
     def fewer(self, y: FloatArray, needed: set[int]) -> FloatArray:
-        """Drops multipliers, small ones first, in ever smaller portions, while y proves it."""
+        """Drops multipliers, small ones first, in ever smaller portions, while y is a proof."""
         order = np.flatnonzero(y[: self.model.num_rows])
         order = order[np.argsort(np.abs(y[order]), kind="stable")]
         portion = (len(order) + 1) // 2
@@ -255,7 +255,7 @@ class _Instance:
         return y
 
     def propagated(self) -> list[list[int]]:
-        """Sets of rows that exclude each other: each switches variables on or off for the next."""
+        """Sets of rows that exclude each other, each switching variables on or off for the next."""
         model, (coef, bounds), total = self.model, self.inputs.rows, self.model.num_rows
         if not total:
             return []
@@ -264,7 +264,7 @@ class _Instance:
         there = np.bincount(block[row], self.present[model.col], minlength=len(model.block_ptr) - 1)
         holds = (there[block] == 0) | (model.row_kind == int(_core.RowKind.absent))
         bound = np.where(holds, np.inf, bounds[0])
-        # An equation is two inequalities: the second has a number of its own.
+        # An equation is two inequalities; the second has its own number.
         equal = model.row_kind == int(_core.RowKind.equality)
         twice = equal[row]
         row = np.concatenate([row, row[twice] + total])
@@ -298,14 +298,14 @@ class _Instance:
         ends = np.searchsorted(row[order], np.arange(2 * total + 1))
 
         def against(r: int, before: int) -> list[int]:
-            """The variables of a row that other rows had switched against it before a round."""
+            """The variables of a row that other rows switched against it before a round."""
             entries = order[ends[r] : ends[r + 1]]
             switched = np.where(a[entries] > 0, low[col[entries]] == 1, high[col[entries]] == 0)
             j = col[entries[switched]]
             return [int(v) for v in j[(why[j] >= 0) & (when[j] < before)]]
 
         def reasons(last: int) -> list[int]:
-            """The row, those that switched its variables against it, and theirs."""
+            """The row, the rows that switched its variables against it, theirs, and so on."""
             rows, seen, left = {last % total}, set[int](), against(last, now)
             while left:
                 v = left.pop()
@@ -318,7 +318,7 @@ class _Instance:
         return [reasons(int(r)) for r in broken[:_NAMED]]
 
     def pull(self, y: FloatArray) -> FloatArray:
-        """The transpose of all rows times y, `(n,)`, the links among the rows."""
+        """The transpose of all rows, links included, times y, `(n,)`."""
         model, (coef, _) = self.model, self.inputs.rows
         lengths = np.diff(model.row_ptr)
         terms = coef[0] * np.repeat(y[: model.num_rows], lengths)
@@ -330,7 +330,7 @@ class _Instance:
         return np.asarray(v)
 
     def proves(self, y: FloatArray, needed: set[int]) -> bool:
-        """Whether y certifies that nothing is feasible, with the box in place of other hubs."""
+        """Whether y certifies infeasibility, with the box in place of hubs not in `needed`."""
         if not y.any():
             return False
         v, hard = self.pull(y), y[: self.model.num_rows]

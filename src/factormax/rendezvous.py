@@ -1,8 +1,8 @@
 """Where the instances of a batch meet, so that one call of `map_batch` serves them all.
 
-Every instance is solved on a thread of its own, and threads of the core may help with its
-components. A thread that needs an answer of the oracle waits until all other instances wait for
-one too, or have finished; the last one to come calls `map_batch`.
+Every instance is solved on its own thread, and threads of the core may help with its components. A
+thread that needs an answer from the oracle waits until all other instances wait for one, too, or
+have finished; the last one to arrive calls `map_batch`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rendezvous:
     """The meeting point of a group of instances."""
 
     def __init__(self, active: int) -> None:
-        self._active = active  # instances that are not done
-        self._waiting: set[int] = set()  # those that have asked
+        self._active = active  # instances that are not finished
+        self._waiting: set[int] = set()  # instances that wait for an answer
         self._questions: list[_Question] = []
         self._condition = threading.Condition()
         self._cancelled = False
@@ -45,7 +45,7 @@ class Rendezvous:
 
     @classmethod
     def run(cls, batch: int, task: Callable[[int, Rendezvous], R]) -> list[R]:
-        """The results of `task(i, rendezvous)` for all instances, side by side."""
+        """The results of `task(i, rendezvous)` for all instances, run concurrently."""
         results: list[Any] = [None] * batch
         errors: list[BaseException] = []
         for start in range(0, batch, _LARGEST):
@@ -96,13 +96,13 @@ class Rendezvous:
         return ask
 
     def cancel(self) -> None:
-        """Ends all waiting: whoever asks gets an error."""
+        """Ends all waiting: every question now raises an error."""
         with self._condition:
             self._cancelled = True
             self._condition.notify_all()
 
     def leave(self) -> None:
-        """The calling instance is done."""
+        """Called when an instance is finished."""
         with self._condition:
             self._active -= 1
             self._answer_if_all_wait()

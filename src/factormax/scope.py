@@ -1,8 +1,8 @@
-"""Which variables the factors of one call are over: strided views, or lists of places.
+"""Which variables the factors of one call see: strided views, or lists of places.
 
-A `Part` says it with a few whole numbers, whatever the number of factors, so that a factor costs no
-array to build, graphs can be compared at a glance, and `torch.compile` can trace them with sizes
-that change. The core expands them when it compiles a graph.
+A `Part` describes them by a few whole numbers, whatever the number of factors, so that building a
+factor needs no array, graphs can be compared quickly, and `torch.compile` can trace them with
+changing sizes. The core expands them when it compiles a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ListedPart", "Part", "Scope", "View", "parts_index", "parts_negated"
 
 
 class View(NamedTuple):
-    """An array of variables: that at `i` is number `offset + i · strides` of the graph."""
+    """An array of variables: entry `i` is variable `offset + i · strides` of the graph."""
 
     offset: int
     shape: tuple[int, ...]
@@ -29,11 +29,11 @@ class View(NamedTuple):
 
     @classmethod
     def whole(cls, start: int, shape: tuple[int, ...]) -> View:
-        """All of a tensor, in C order."""
+        """The view of a whole tensor, in C order."""
         return cls(start, shape, c_strides(shape))
 
     def taken(self, key: Any) -> View | None:
-        """The view that basic indexing by `key` makes; None for all that NumPy has to look at."""
+        """The view that basic indexing by `key` makes; None for keys that NumPy must handle."""
         parts = key if type(key) is tuple else (key,)
         missing = len(self.shape) - sum([p is not None and p is not Ellipsis for p in parts])
         if missing < 0:
@@ -71,13 +71,13 @@ class View(NamedTuple):
         return View(offset, tuple(shape), tuple(strides))
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
-        """The same variables in another shape of the same size; None if that is no view."""
+        """The same variables in another shape of the same size; None if that is not a view."""
         if self.strides != c_strides(self.shape):
             return None
         return View(self.offset, shape, c_strides(shape))
 
     def transposed(self, axes: tuple[int, ...]) -> View:
-        """With its axes in this order."""
+        """The view with its axes in this order."""
         return View(
             self.offset,
             tuple([self.shape[a] for a in axes]),
@@ -85,7 +85,7 @@ class View(NamedTuple):
         )
 
     def spread(self, shape: tuple[int, ...]) -> View:
-        """Broadcast to a shape, as by NumPy."""
+        """The view broadcast to a shape, as in NumPy."""
         extra = len(shape) - len(self.shape)
         strides = [
             0 if own == 1 and size != 1 else stride
@@ -94,7 +94,7 @@ class View(NamedTuple):
         return View(self.offset, shape, (*[0] * extra, *strides))
 
     def part(self, negated: bool, inner: tuple[int, ...]) -> Part:
-        """A factor for each place of the other axes, over the places of these axes."""
+        """One factor per place of the other axes, over the places of the axes `inner`."""
         outer = [a for a in range(len(self.shape)) if a not in inner]
         return Part(
             negated,
@@ -111,7 +111,7 @@ class View(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Variables of k factors, one for each place of `outer`, d each, one for each of `inner`."""
+    """Variables of k factors, one per place of `outer`, with d each, one per place of `inner`."""
 
     negated: bool
     offset: int
@@ -142,7 +142,7 @@ class Part(NamedTuple):
         return np.full((self.factors, self.size), self.negated)
 
     def core(self) -> _core.Part:
-        """As the core takes it."""
+        """The part as the core takes it."""
         return _core.Part(*self)
 
 
@@ -154,7 +154,7 @@ class ListedPart:
         self.factors, self.size = literals.shape
 
     def __eq__(self, other: object) -> bool:
-        """Graphs are looked up by the parts of their factors."""
+        """Whether the literals are equal: graphs are looked up by the parts of their factors."""
         return isinstance(other, ListedPart) and np.array_equal(self.literals, other.literals)
 
     def __hash__(self) -> int:
@@ -169,7 +169,7 @@ class ListedPart:
         return (self.literals & 1).astype(bool)
 
     def core(self) -> _core.Part:
-        """As the core takes it."""
+        """The part as the core takes it."""
         return _core.Part.listed(np.ascontiguousarray(self.literals, np.int64))
 
 
@@ -177,21 +177,21 @@ AnyPart: TypeAlias = "Part | ListedPart"
 
 
 class Scope(NamedTuple):
-    """The variables of the k factors of one call, d each: those of each part beside the others'."""
+    """The variables of the k factors of one call, d each, with the parts side by side."""
 
     parts: tuple[AnyPart, ...]
     factors: int  # k
     size: int  # d
-    group_shape: tuple[int, ...]  # that `axis` leaves, of which k is the size
+    group_shape: tuple[int, ...]  # what `axis` leaves; its size is k
 
     @classmethod
     def of(cls, parts: Sequence[AnyPart], group_shape: tuple[int, ...]) -> Scope:
-        """That of these parts."""
+        """The scope of these parts."""
         return cls(tuple(parts), parts[0].factors, sum([p.size for p in parts]), group_shape)
 
     @classmethod
     def along(cls, view: View, negated: bool, axis: int | None) -> Scope | None:
-        """One factor over all variables of a view, or one along an axis; None if it has none."""
+        """One factor over all variables of a view, or along an axis; None without such an axis."""
         shape = view.shape
         if axis is None:
             return cls.of([view.part(negated, tuple(range(len(shape))))], ())
@@ -210,9 +210,9 @@ remembered_whole = lru_cache(maxsize=1024)(View.whole)
 
 
 def _slice(key: slice, size: int) -> tuple[int, int, int] | None:
-    """Where a slice of `size` places begins, how many it has, and its step; None if it is none.
+    """The start, length and step of a slice of `size` places; None if it has no whole numbers.
 
-    Compares only, so that a size that is symbolic, while `torch.compile` traces, stays so.
+    Only compares, so that a size that is symbolic while `torch.compile` traces stays symbolic.
     """
     start, stop, step = key.start, key.stop, key.step
     if step is None and all([n is None or type(n) is int for n in (start, stop)]):
@@ -233,7 +233,7 @@ def _slice(key: slice, size: int) -> tuple[int, int, int] | None:
 
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of an array in C order."""
+    """The strides of an array in C order."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

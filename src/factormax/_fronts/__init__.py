@@ -1,1 +1,1 @@
-"""Fronts: each knows one array library, and keeps its tape."""
+"""Fronts: each handles one array library and its automatic differentiation."""

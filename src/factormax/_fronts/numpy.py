@@ -73,7 +73,7 @@ def loss(
 
 
 def _set_answer(graph: FactorGraph, task: Task, derivative: _Derivative | None = None) -> None:
-    """What the variables and factors then hand out, to write into."""
+    """Stores what the variables and factors return afterwards, as writable arrays."""
     factor_values = [np.array(v) for v in task.factor_values()]
     graph._set_answer(
         _Values(graph, task, derivative),
@@ -83,10 +83,10 @@ def _set_answer(graph: FactorGraph, task: Task, derivative: _Derivative | None =
 
 
 class _Values(Sequence[npt.NDArray[Any]]):
-    """The marginals of each tensor of variables, to write into.
+    """The marginals of each tensor of variables, as writable arrays.
 
-    Derivatives of the objective look at them. So they are copied when they are first asked for, but
-    only if somebody may still ask for those.
+    Derivatives of the objective read them, so they are copied on first access, but only if a
+    derivative can still be requested.
     """
 
     def __init__(self, graph: FactorGraph, task: Task, derivative: _Derivative | None) -> None:
@@ -111,7 +111,7 @@ class _Values(Sequence[npt.NDArray[Any]]):
 
 
 class _Derivative:
-    """What `Solution.vjp` calls: from gradients by variable and factor to those of scores."""
+    """What `Solution.vjp` calls: turns gradients of values into gradients of scores."""
 
     def __init__(self, graph: FactorGraph, task: Task) -> None:
         self.graph, self.task = graph, task
@@ -143,7 +143,7 @@ class _Derivative:
         return out
 
     def jvp(self, moves: Mapping[Any, Any]) -> dict[Any, Any]:
-        """How the values move, if the scores of these variables and factors move so."""
+        """How the values move if the scores of these variables and factors move like this."""
         task = self.task
         scores: list[Any] = [None] * len(self.tensors)
         own: list[Any] = [None] * len(self.parts)
@@ -178,7 +178,7 @@ class _Derivative:
         return own and key.position < len(self.tensors)
 
     def _names(self) -> list[Any]:
-        """What stands for scores of a factor: the factor, and a label if they are not its first."""
+        """The keys of factors' scores: the factor, with a label unless they are its first."""
         return [
             factor if part is factor._score_parts[0] else (factor, part.label)
             for factor, part in zip(self.owners, self.parts, strict=True)
@@ -194,7 +194,7 @@ class _Derivative:
                 self._add_slice(key, grad, values)
                 continue
             if place is None:
-                raise GraphError(f"{key!r} has no value in this solution: it takes no gradient.")
+                raise GraphError(f"{key!r} has no value in this solution, so it takes no gradient.")
             shape = (*self.task.batch_shape, *self.parts[place].own_shape)
             _require_shape(self.owners[place].name, grad, shape)
             factors[place] = grad
@@ -217,8 +217,8 @@ class _Derivative:
         array, shape = np.asarray(objective), self.task.batch_shape
         if array.dtype.kind not in "fiub" or array.shape not in ((), shape):
             raise ShapeError(
-                f"vjp: the gradient of the objective must be made of numbers, in the shape "
-                f"{shape}, got {shown(objective)}."
+                f"vjp: the gradient of the objective must be an array of numbers of shape {shape}, "
+                f"got {shown(objective)}."
             )
         return np.broadcast_to(array, shape)
 
@@ -241,7 +241,7 @@ class _Derivative:
 
 
 def _compute_dtype(graph: FactorGraph) -> type[np.floating[Any]]:
-    """float32 if all scores are of at most that precision, else float64."""
+    """float32 if no scores have more precision than that, else float64."""
     given = [t.scores for t in graph._tensors if t.scores is not None]
     given += [p.given for p in graph._score_parts() if p.given.ndim > 0]
     small = given and all([a.dtype in (np.float32, np.float16) for a in given])

@@ -1,4 +1,4 @@
-"""Factors from what a front wrote down of them: names and whole numbers, and nothing to run."""
+"""Rebuilds factors from what a front wrote down: names and whole numbers, no code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["rewired"]
 
 
 def rewired(name: str, scope: list[Any], params: int, oracle: Sequence[Any]) -> BaseFactor:
-    """A factor of a registered name with this scope and so many parameters, without numbers.
+    """A factor with a registered name, this scope and this many parameters, without numbers.
 
-    oracle: for a structured factor the kind, the link, the scores, the slots and the shape.
+    oracle: for a structured factor, the kind, the link, the scores, the slots and the shape.
 
     Raises:
         GraphError: if there is no such factor here.
@@ -26,13 +26,13 @@ def rewired(name: str, scope: list[Any], params: int, oracle: Sequence[Any]) -> 
     if cls is None:
         raise GraphError(
             f"An exported function uses the factor {name}, which this process does not know. "
-            f"Import what defines it."
+            f"Import the module that defines it."
         )
     factor: Any = cls.__new__(cls)
     factor._scope = tuple(scope)
     factor._count, factor._size = scope[0].factors, sum([p.size for p in scope])
     factor._group_shape = (factor._count,)
-    factor._params = (math.nan,) * params  # so many; their numbers come with the scores
+    factor._params = (math.nan,) * params  # placeholders; the numbers come with the scores
     if oracle:
         kind, factor._link, scores, factor._slots, shape = oracle
         factor._oracle, factor._oracle_shape = OracleKind(kind), tuple(shape)

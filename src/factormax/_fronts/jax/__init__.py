@@ -1,6 +1,6 @@
-"""The JAX front: a graph is built while JAX traces, its wiring known and its numbers traced.
+"""The JAX front: a graph is built while JAX traces, with known wiring and traced numbers.
 
-Where all numbers are there, a query is answered at once, as with NumPy. Else it becomes the
+If no numbers are traced, a query is answered at once, as with NumPy. Otherwise it becomes the
 primitives of `factormax._fronts.jax.primitives`; everything around them is ordinary JAX.
 """
 
@@ -41,7 +41,7 @@ def solve(
     if options.search is not None:
         raise GraphError(
             "decode can't be traced by JAX (jit, grad, vmap): it searches for as long as it takes. "
-            "Call it outside of them."
+            "Call it outside these transformations."
         )
     return solve_traced(graph, options, warm_start, temperature)
 
@@ -64,14 +64,14 @@ def _is_traced(graph: FactorGraph, *others: Any) -> bool:
 
 
 def list_structures(graph: FactorGraph) -> None:
-    """Structures are listed with the answer, unless that was traced."""
+    """Raises: structures are listed with the answer, unless it was traced."""
     raise GraphError(
-        "structures and probs can't be had while JAX traces: how many there are is not known. "
-        "Solve the graph outside of jit, grad and vmap."
+        "structures and probs are not available while JAX traces, because their number is unknown. "
+        "Solve the graph outside jit, grad and vmap."
     )
 
 
-# ---- Numbers that are there ----------------------------------------------------------------------
+# ---- Numbers that are not traced -----------------------------------------------------------------
 
 
 def _start(graph: FactorGraph, temperature: Any) -> Task:

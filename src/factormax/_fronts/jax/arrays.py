@@ -1,4 +1,4 @@
-"""What laying out takes of JAX, and the dtypes and devices of arrays."""
+"""The JAX functions for layouts, and the dtypes and devices of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["JaxSpace", "compute_dtype", "like", "value_dtype"]
 
 
 class JaxSpace:
-    """JAX, as laying out takes it."""
+    """The `Space` of JAX."""
 
     zeros = staticmethod(jnp.zeros)
     spread = staticmethod(jnp.broadcast_to)
@@ -42,12 +42,12 @@ def compute_dtype(given: Iterable[Any]) -> Any:
 
 
 def value_dtype(scores: Any) -> Any:
-    """That of the marginals of such scores."""
+    """The dtype of the marginals of these scores."""
     return scores.dtype if jnp.issubdtype(scores.dtype, jnp.floating) else jnp.result_type(float)
 
 
 def like(value: Any, scores: Any) -> jax.Array:
-    """A NumPy array in the dtype of the marginals of the scores, where these were put to."""
+    """A NumPy array as a JAX array, in the dtype of the marginals and where the scores are."""
     array: jax.Array = jnp.asarray(value, value_dtype(scores))
     if getattr(scores, "committed", False):
         if scores.shape == array.shape or len(scores.devices()) == 1:

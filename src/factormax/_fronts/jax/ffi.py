@@ -1,7 +1,7 @@
-"""Calls of XLA that reach the core without Python in between.
+"""Calls from XLA to the core without Python in between.
 
-They are there if the core was compiled with the headers of a jaxlib that suits the one in use;
-otherwise XLA calls Python back.
+They are available if the core was compiled with the headers of a jaxlib that is compatible with the
+one in use; otherwise XLA calls back to Python.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _plans: Remembered[Plan] = Remembered(256)
 
 
 def unavailable() -> str:
-    """Why there are no such calls; "" if there are."""
+    """Why such calls are not available; "" if they are."""
     built = _core.ffi_version()
     if not built:
-        return "factormax was built without the headers of a jaxlib"
+        return "factormax was built without jaxlib headers"
     running = import_module("jaxlib").__version__
     if _number(built) > _OLD and _number(running) < _number(built):
         return f"factormax was built with the headers of jaxlib {built}, and this is {running}"
@@ -47,7 +47,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def register() -> Any:
-    """Makes the handlers known to XLA, once. What lowers calls of them; None if there are none."""
+    """Registers the handlers with XLA, once; returns what lowers calls to them, or None."""
     if unavailable():
         return None
     module = import_module("jax.ffi" if hasattr(jax, "ffi") else "jax.extend.ffi")
@@ -58,7 +58,7 @@ def register() -> Any:
 
 
 def lowering(name: str, plan: Plan) -> Any:
-    """What lowers a primitive of this name to such a call; None if it can't be one."""
+    """What lowers a primitive with this name to such a call; None if that is not possible."""
     module = register()
     if module is None:
         return None
@@ -71,14 +71,14 @@ def lowering(name: str, plan: Plan) -> Any:
 
 
 def _keep(text: str, plan: Plan) -> None:
-    """Remembers a plan, and lets the core solve it by itself if it can."""
+    """Remembers a plan, and lets the core solve it without Python if it can."""
     _plans.keep(text, plan)
     if plan.native is not None:
         _core.ffi_keep(text, plan.native)
 
 
 def _call(name: str, text: str, arrays: list[Any], places: list[Any]) -> None:
-    """What the core calls where it can't answer by itself."""
+    """What the core calls where it can't answer without Python."""
     plan = _plans.get(text) or read(text)  # if the function was exported
-    _keep(text, plan)  # the core forgets all when they are many
+    _keep(text, plan)  # the core forgets all plans when there are many
     host.write(getattr(host, name), plan, arrays, places)

@@ -1,7 +1,7 @@
-"""What runs on the CPU when a traced solve does: NumPy arrays in, NumPy arrays out.
+"""What runs on the CPU when a traced solve runs: NumPy arrays in, NumPy arrays out.
 
-Each function takes `quiet`: inside of a compiled function nothing can be raised, so that instances
-whose numbers make no sense get NaN and `Status.INVALID`.
+Each function takes `quiet`: a compiled function can't raise errors, so instances whose numbers are
+invalid get NaN and `Status.INVALID` instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def solve(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
 
 
 def _solve(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any = None) -> Arrays:
-    # What is remembered must not lie in memory that is JAX's.
+    # What is remembered must not be in memory that JAX owns.
     kept = [np.array(a) for a in arrays] if plan.is_structured else arrays
     inputs, warm = plan.inputs(kept, check=True, place=place)
     raw = answer(inputs, plan.options, warm)
@@ -59,8 +59,8 @@ def _solve(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any = 
 def apply_jacobian(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
     """The Jacobian of the marginals times directions, `(D, B, n)` and `(D, B, P)`.
 
-    After the directions come the arrays of the solve, but for the multipliers to begin from; then
-    what it answered: sides and multipliers, or for a linear program marginals and objective.
+    After the directions come the arrays of the solve, except the multipliers to start from; then
+    its answer: sides and multipliers, or for a linear program marginals and objective.
     """
     if plan.options.linear:
         require_forward_mode(plan)
@@ -88,10 +88,10 @@ def _apply_jacobian(
 
 
 def require_forward_mode(plan: Plan) -> None:
-    """Raises for what has a gradient only."""
+    """Raises if there is only a gradient, no derivative in forward mode."""
     if plan.options.surrogate == "spigot":
         raise GraphError(
-            'surrogate="spigot" is a gradient, and no derivative in forward mode: use jax.grad, '
+            'surrogate="spigot" has a gradient, but no derivative in forward mode: use jax.grad, '
             'jax.vjp or jax.jacrev, or surrogate="straight-through".'
         )
 
@@ -111,7 +111,7 @@ def pull_back(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
 
 
 def features(plan: Plan, arrays: Sequence[Any], quiet: bool) -> Arrays:
-    """What the factors' scores are multiplied by at a target, and whether it is one, `(B, 1)`.
+    """What the factors' scores are multiplied by at a target; whether it is valid, `(B, 1)`.
 
     The first array is the target, `(B, n)`; then come those of the solve.
     """
@@ -138,7 +138,7 @@ def _features(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any
         position, _ = checked.broken[first] or (0, 0)
         raise GraphError(
             f"The target of instance {first} breaks {plan.factors[position].name}. A target must "
-            f"satisfy every factor; mask the entries that are not known."
+            f"satisfy every factor; mask the entries that are unknown."
         )
     return [checked.features.astype(y.dtype), good[:, None]]
 
@@ -146,12 +146,12 @@ def _features(plan: Plan, arrays: Sequence[Any], quiet: bool = False, place: Any
 def write(
     run: Callable[..., Arrays], plan: Plan, arrays: Sequence[Any], places: Sequence[Any]
 ) -> None:
-    """Writes what one of the functions above returns to where it is wanted, quietly."""
+    """Writes what one of the functions above returns into `places`, quietly."""
     for place, own in zip(places, run(plan, arrays, quiet=True), strict=True):
         place[...] = own
 
 
-# ---- Solutions, once more ------------------------------------------------------------------------
+# ---- Remembered solutions ------------------------------------------------------------------------
 
 _remembered: Remembered[tuple[Inputs, RawSolution]] = Remembered(4)
 
@@ -161,7 +161,7 @@ def _key(plan: Plan, arrays: Sequence[Any]) -> Any:
 
 
 def _remember(plan: Plan, arrays: Sequence[Any], inputs: Inputs, raw: RawSolution) -> None:
-    """Keeps a solution for its derivative: structures are no arrays that JAX could keep."""
+    """Keeps a solution for its derivative, since structures are not arrays that JAX can keep."""
     if arrays[0].nbytes <= _MOST_BYTES:
         _remembered.keep(_key(plan, plan.without_warm(arrays)), (inputs, raw))
 
@@ -169,7 +169,7 @@ def _remember(plan: Plan, arrays: Sequence[Any], inputs: Inputs, raw: RawSolutio
 def _solved(
     plan: Plan, given: list[Any], sides: Any, tau: Any, place: Any
 ) -> tuple[Inputs, RawSolution]:
-    """What was solved, from what JAX kept of it."""
+    """The solved problem and its solution, from what JAX kept."""
     if plan.is_structured:
         found = _remembered.get(_key(plan, given))
         if found is not None:
@@ -182,7 +182,7 @@ def _solved(
     return inputs, raw
 
 
-# ---- Instances that make no sense ----------------------------------------------------------------
+# ---- Invalid instances ---------------------------------------------------------------------------
 
 
 def _each_if_some_fail(
@@ -192,11 +192,11 @@ def _each_if_some_fail(
     nothing: Callable[[], Arrays],
     directions: int = 0,
 ) -> Arrays:
-    """What a function returns; `nothing` for instances that it raises for.
+    """What a function returns, with `nothing` for instances for which it raises.
 
-    directions: how many of the first arrays, and of those returned, have instances second.
+    directions: how many of the first arrays, given and returned, have instances as second axis.
     """
-    if plan.oracles:  # what an oracle of the user's own raises must not be hidden
+    if plan.oracles:  # errors raised by a user-defined oracle must not be hidden
         return function(plan, arrays, True)
     try:
         return function(plan, arrays, True)
@@ -215,7 +215,7 @@ def _each_if_some_fail(
 
 
 def _invalid(plan: Plan, dtype: Any) -> Arrays:
-    """The answer to an instance that makes no sense."""
+    """The answer to an invalid instance."""
     model = plan.model
     sides = np.full((1, plan.num_sides), int(Side.absent), np.int8)
     sides[:, -1] = Status.INFEASIBLE.code  # its gradient is 0

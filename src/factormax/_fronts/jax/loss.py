@@ -1,4 +1,4 @@
-"""The target of a loss, laid out; whatever part of it JAX traces stays traced."""
+"""The target of a loss, laid out flat; parts of it that JAX traces stay traced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["TracedTarget", "flat_target"]
 
 @dataclass(frozen=True)
 class TracedTarget:
-    """What a loss compares with, flat, `(B, n)`: the same as `Target`, but for the factors."""
+    """What a loss compares the answer with, flat, `(B, n)`: like `Target`, without factors."""
 
     kind: str
     values: jax.Array
@@ -65,7 +65,7 @@ def flat_target(
 
 
 def _fit(u: Variable, what: str, array: Any, batch: tuple[int, ...]) -> Any:
-    """The array for every instance and variable, `(B, size)`; shared ones are broadcast."""
+    """The array broadcast to one entry per instance and variable, `(B, size)`."""
     found = jnp.asarray(array)
     try:
         return jnp.broadcast_to(found, (*batch, *u.shape)).reshape((-1, u.size))

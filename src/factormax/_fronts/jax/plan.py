@@ -1,4 +1,4 @@
-"""What a traced solve is told besides its arrays.
+"""What a traced solve needs besides its arrays.
 
 JAX keeps it with the traced function, so it holds nothing that was traced.
 """
@@ -35,34 +35,34 @@ Names = list[tuple[str, tuple[int, ...]]]
 
 
 class Operands(NamedTuple):
-    """Which arrays a solve takes besides the two of scores, in this order."""
+    """Which arrays a solve takes besides the two arrays of scores, in this order."""
 
     mask: bool = False
     held: bool = False
     warm: bool = False
-    params: int = 0  # those that are traced
+    params: int = 0  # how many are traced
 
 
 class FactorParams(NamedTuple):
     """The parameters of one factor."""
 
-    factor: str  # the name that its class is registered under
-    name: str  # that messages call it by
+    factor: str  # the name under which its class is registered
+    name: str  # what messages call it
     size: int  # d
     given: tuple[Any, ...]  # numbers, or (1 | B, size); None for those that are traced
 
     @property
     def is_traced(self) -> bool:
-        """Whether one of them is."""
+        """Whether any of them is traced."""
         return any([p is None for p in self.given])
 
 
 class Query:
-    """A query while it is being answered, to name the factors if it fails.
+    """A query while it is being answered; used to name the factors if it fails.
 
     Attributes:
-        graph: the one that is asked.
-        conflicts: of its infeasible instances, once it is solved outside of jit.
+        graph: the graph of the query.
+        conflicts: the conflicts of its infeasible instances, once it is solved outside jit.
     """
 
     def __init__(self, graph: FactorGraph) -> None:
@@ -70,7 +70,7 @@ class Query:
         self.conflicts: Conflicts | None = None
 
     def find_conflicts(self, inputs: Inputs, raw: RawSolution) -> Conflicts | None:
-        """Those of a solution."""
+        """The conflicts of a solution."""
         shape = self.graph._known_batch_shape()
         own = shape if math.prod(shape) == inputs.batch else None  # vmap adds instances
         self.conflicts = conflicts_of(self.graph._factors, inputs, raw, own)
@@ -85,11 +85,11 @@ class Plan:
         options: how to solve.
         operands: which arrays there are.
         tensors, scores: names and shapes of the variables and of the factors' scores.
-        allow_minus_inf: for each of the latter.
+        allow_minus_inf: whether −inf is allowed, for each of the factors' scores.
         factors: the parameters of all factors.
-        oracles: the user's own, as of `Inputs`.
-        wiring: what the factors are, to be written; None if it can't be.
-        query: what it is made for, referred to weakly: it leads to what was traced.
+        oracles: the user-defined ones, as in `Inputs`.
+        wiring: a description of the factors, to be written; None if that is not possible.
+        query: the query it was made for, by a weak reference, because it refers to traced arrays.
     """
 
     def __init__(
@@ -111,24 +111,24 @@ class Plan:
         self.query = query
 
     def replace(self, **changes: Any) -> Plan:
-        """The same with something else."""
+        """A copy with these changes."""
         names = ("model", "options", "operands", "tensors", "scores", "allow_minus_inf", "factors")
         kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring", "query")}
         return Plan(**(kept | changes))
 
     def conflicts_of(self, inputs: Inputs, raw: RawSolution) -> Conflicts | None:
-        """Those of a solution; None if there are none, or if the query is over."""
+        """The conflicts of a solution; None if there are none, or if the query is over."""
         query = None if self.query is None else self.query()
         return None if query is None else query.find_conflicts(inputs, raw)
 
     @cached_property
     def cold(self) -> Plan:
-        """The same without multipliers to begin from."""
+        """The same plan without multipliers to start from."""
         return self.replace(operands=self.operands._replace(warm=False))
 
     @cached_property
     def native(self) -> NativePlan | None:
-        """The same for the core to solve, and to differentiate, by itself; None if it can't."""
+        """The plan for the core to solve and differentiate without Python; None if it can't."""
         operands = self.operands
         if self.is_structured or self.options.linear:
             return None
@@ -142,11 +142,11 @@ class Plan:
 
     @property
     def held_place(self) -> int:
-        """Which of the arrays says what variables are held at; −1: none."""
+        """Which array says what the variables are held at; −1 if none does."""
         return 2 + self.operands.mask if self.operands.held else -1
 
     def without_warm(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays of a solve but for the multipliers to begin from."""
+        """The arrays of a solve except the multipliers to start from."""
         place = 2 + self.operands.mask + self.operands.held if self.operands.warm else -1
         return [a for i, a in enumerate(arrays) if i != place]
 
@@ -157,30 +157,30 @@ class Plan:
 
     @property
     def num_sides(self) -> int:
-        """How many numbers of an instance tell its sides, and how it ended."""
+        """How many numbers per instance tell its sides and how it ended."""
         return int(self.model.num_variables + self.num_dual + 1)
 
     @property
     def num_reported(self) -> int:
-        """How many numbers tell how an instance ended."""
+        """How many numbers per instance tell how it ended."""
         return 7 if self.options.linear else 5
 
     @property
     def num_dual(self) -> int:
-        """How many multipliers an instance has: one more for each variable that may be held."""
+        """How many multipliers an instance has, including one per variable that may be held."""
         held = self.model.num_variables if self.operands.held else 0
         return int(self.model.num_dual + held)
 
     def inputs(
         self, arrays: Sequence[Any], check: bool, place: int | None = None
     ) -> tuple[Inputs, Any]:
-        """The numbers of a batch, and the multipliers to begin from (or None).
+        """The numbers of a batch, and the multipliers to start from (or None).
 
-        check: look at them; what could be checked while the graph was built, was.
+        check: whether to check what could not be checked while the graph was built.
         place: if this is one instance of a batch, which one.
 
         Raises:
-            ValueError: if a number makes no sense.
+            ValueError: if a number is invalid.
         """
         taken = iter(arrays)
         eta_u, eta_v = next(taken), next(taken)
@@ -216,10 +216,10 @@ def _of_batch(param: Any, batch: int, place: int | None) -> Any:
 
 
 def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
-    """That of a graph, and its traced parameters."""
+    """The plan of a graph, and its traced parameters."""
     graph = query.graph
     factors, traced = [], []
-    few = len(graph._factors) <= 16  # or names take time
+    few = len(graph._factors) <= 16  # with more, making names takes too long
     for f in graph._factors:
         given = tuple([None if is_tracer(p) else p for p in f._params])
         traced += [p for p in f._params if is_tracer(p)]
@@ -240,7 +240,7 @@ def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
 
 
 def _wiring_of(graph: FactorGraph) -> list[Any] | None:
-    """What the factors of a graph are; None if that can't be written, or is too much."""
+    """A description of a graph's factors; None if it can't be written, or is too long."""
     if graph._own_oracles() or is_large(graph._factors):
         return None
     return [_wiring(f) for f in graph._factors]

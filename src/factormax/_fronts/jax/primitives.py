@@ -1,4 +1,4 @@
-"""The primitives of JAX: a solve, and its Jacobian applied.
+"""JAX primitives: a solve, and the application of its Jacobian.
 
 The Jacobian of a solve is symmetric and piecewise constant in the scores: one operation, which
 applies it, is the Jacobian–vector product, the vector–Jacobian product and its own derivative.
@@ -24,24 +24,24 @@ from factormax.status import Status
 
 __all__ = ["features", "is_solved", "solve"]
 
-# Parts of JAX without types, or with names that depend on its version.
+# Parts of JAX that have no types, or whose names depend on its version.
 lax: Any = jax.lax
 core: Any = jax.core
 ad: Any = import_module("jax.interpreters.ad")
 batching: Any = import_module("jax.interpreters.batching")
 mlir: Any = import_module("jax.interpreters.mlir")
 
-try:  # which saves copies, from JAX 0.6.2 on
+try:  # saves copies, from JAX 0.6.2 on
     from jax.experimental.buffer_callback import buffer_callback as _buffer_callback
 except ImportError:
     _buffer_callback = None  # type: ignore[assignment]
 
 
 def solve(plan: Plan, *arrays: Any) -> list[jax.Array]:
-    """Marginals of variables and scores, objective, multipliers, sides, and how it ended.
+    """Marginals of variables and scores, objective, multipliers, sides, and a report.
 
-    The last has a row for each instance: residuals, iterations, status and oracle calls; of linear
-    programs also the upper bound, and whether the answer is integral.
+    The report has a row for each instance: residuals, iterations, status and oracle calls; for
+    linear programs also the upper bound, and whether the answer is integral.
     """
     return _bind(_SOLVE, arrays, plan)
 
@@ -59,8 +59,8 @@ def _bind(primitive: Any, arrays: Sequence[Any], plan: Plan) -> list[jax.Array]:
 
 
 def _vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
-    """Inside of `shard_map`, a primitive's arrays vary over the same axes of the mesh."""
-    if not hasattr(jax, "typeof"):  # nor does it know
+    """Inside `shard_map`, a primitive's arrays must vary over the same axes of the mesh."""
+    if not hasattr(jax, "typeof"):  # older versions do not track this
         return arrays
     axes = [_varying(a) for a in arrays]
     every = frozenset().union(*axes)
@@ -72,7 +72,7 @@ def _vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
     ]
 
 
-#: The abstract value of an array, under its name of before JAX 0.6 or after.
+#: The abstract value of an array; the function has another name since JAX 0.6.
 _type_of: Any = getattr(jax, "typeof", None) or core.get_aval
 
 
@@ -94,13 +94,13 @@ Shapes = Callable[..., list[tuple[tuple[int, ...], Any]]]
 def _primitive(name: str, run: Callable[..., Any], shapes: Shapes) -> Any:
     """A primitive that runs on the host.
 
-    shapes: of what it returns, from its arrays; of as many dimensions as the first of them.
+    shapes: finds the shapes of the results, which have as many dimensions as the first array.
     """
     primitive: Any = Primitive(name)
     primitive.multiple_results = True
 
     def implement(*arrays: Any, plan: Plan) -> list[jax.Array]:
-        # Not traced by jit: the numbers are there, and failures can be reported.
+        # Not traced by jit: the numbers are known, and failures can be reported.
         found = run(plan, [np.asarray(a) for a in arrays], quiet=False)
         return [jnp.asarray(a) for a in found]
 
@@ -116,7 +116,7 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Shapes) -> Any:
 
 
 def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any:
-    """A call of the core by XLA, or else one back to Python, which gets NumPy arrays."""
+    """A direct call from XLA to the core, or else a callback to Python with NumPy arrays."""
     if run is host.apply_jacobian:
         host.require_forward_mode(plan)
     on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
@@ -151,7 +151,7 @@ def _lower(run: Callable[..., Any], ctx: Any, *operands: Any, plan: Plan) -> Any
 
 
 def _allow_in_old_shard_map(primitive: Any) -> None:
-    """Up to JAX 0.6, `shard_map` must be told that a primitive's answers vary as its arrays do."""
+    """Up to JAX 0.6, `shard_map` must be told that a primitive's results vary as its arrays do."""
     if hasattr(jax, "shard_map"):
         return
     import jax.experimental.shard_map as module
@@ -184,7 +184,7 @@ def _is_mapped(dim: Any) -> bool:
 def _by_instances(
     primitive: Any, full: Callable[[Plan, int], bool], arrays: Any, dims: Any, *, plan: Plan
 ) -> Any:
-    """The batching rule: more instances. `full`: whether an array needs a row for each."""
+    """The batching rule: adds instances. full: whether an array needs a row for each."""
     dims = [d if _is_mapped(d) else None for d in dims]
     size = _size_of(arrays, dims)
     rows = arrays[0].shape[0] if dims[0] is None else np.delete(arrays[0].shape, dims[0])[0]
@@ -224,7 +224,7 @@ def is_solved(report: Any) -> Any:
 
 
 def _zero(array: Any) -> Any:
-    """The tangent of what has no derivative."""
+    """The tangent of an array that has no derivative."""
     return ad.Zero(_type_of(array).to_tangent_aval())
 
 
@@ -268,7 +268,7 @@ def _jacobian_shapes(plan: Plan, d_u: Any, d_v: Any, *_: Any) -> list[tuple[Any,
 
 
 def _jacobian_batched(primitive: Any, arrays: Any, dims: Any, *, plan: Plan) -> Any:
-    """More directions where the solution is the same, else more instances."""
+    """Adds directions if the solution is shared, else instances."""
     dims = [d if _is_mapped(d) else None for d in dims]
     size = _size_of(arrays, dims)
     first = [
@@ -281,7 +281,7 @@ def _jacobian_batched(primitive: Any, arrays: Any, dims: Any, *, plan: Plan) -> 
         found = _bind(primitive, (*joined, *arrays[2:]), plan)
         return [f.reshape((size, directions, rows, f.shape[2])) for f in found], [0, 0]
     given = [jnp.moveaxis(a, 0, 1).reshape((directions, size * rows, a.shape[3])) for a in first]
-    last = len(arrays) - 4  # what the solve answered has a row for each instance
+    last = len(arrays) - 4  # from here on, the solve's answers, with a row for each instance
     given += [
         _batched_rows(a, d, size, rows, i in (0, plan.held_place) or i >= last)
         for i, (a, d) in enumerate(zip(arrays[2:], dims[2:], strict=True))
@@ -291,7 +291,7 @@ def _jacobian_batched(primitive: Any, arrays: Any, dims: Any, *, plan: Plan) -> 
 
 
 def _jacobian_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -> Any:
-    """It is linear in the directions; all else it is piecewise constant in."""
+    """It is linear in the directions, and piecewise constant in everything else."""
     found = _bind(_JACOBIAN, primals, plan)
     if all([type(t) is ad.Zero for t in tangents[:2]]):
         return found, [_zero(f) for f in found]
@@ -317,11 +317,11 @@ ad.primitive_transposes[_JACOBIAN] = _jacobian_transposed
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise GraphError(
-        'surrogate="spigot" is a gradient that is not linear: it has no derivative of its own.'
+        'surrogate="spigot" has a gradient that is not linear, and can\'t be differentiated again.'
     )
 
 
-#: The gradient of surrogate="spigot", which is not linear: it takes the place of the transpose.
+#: The gradient of surrogate="spigot", which is not linear, used in place of the transpose.
 _PULLED = _primitive("factormax_spigot", host.pull_back, _jacobian_shapes)
 batching.primitive_batchers[_PULLED] = partial(_jacobian_batched, _PULLED)
 ad.primitive_jvps[_PULLED] = _refuse

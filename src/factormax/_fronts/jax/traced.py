@@ -1,4 +1,4 @@
-"""Queries of numbers that JAX traces, from the primitives."""
+"""Queries of numbers that JAX traces, built from the primitives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Numbers(NamedTuple):
     def solve(
         self, held: jax.Array | None = None, warm: jax.Array | None = None, **changes: Any
     ) -> list[jax.Array]:
-        """What the primitive answers, with other arrays if some are given."""
+        """What the primitive returns, with these arrays replaced."""
         own = self._replace(**changes)
         operands = own.plan.operands._replace(held=held is not None, warm=warm is not None)
         plan = own.plan
@@ -50,7 +50,7 @@ class _Numbers(NamedTuple):
 
     @property
     def here(self) -> jax.Array:
-        """`(B, n)`, the variables that are neither masked nor of a score of −inf."""
+        """`(B, n)`, the variables that are not masked and do not score −inf."""
         finite = self.eta_u != -jnp.inf
         return finite if self.mask is None else finite & self.mask
 
@@ -75,19 +75,19 @@ def _numbers(query: Query, options: Options, temperature: Any) -> _Numbers:
 
 
 def _cooled(scores: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores divided by a temperature that may need a gradient; −inf stays −inf.
+    """Scores divided by a temperature that may require a gradient; −inf stays −inf.
 
-    A temperature that is not positive makes them NaN, which a solve reports.
+    A temperature that is not positive makes them NaN, which the solve reports.
     """
     finite = jnp.isfinite(scores)
     divisor = jnp.where(temperature > 0, temperature, jnp.nan)
-    # What is not finite must not reach the gradient of the temperature: 0 times it is NaN.
+    # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
     return jnp.where(finite, jnp.where(finite, scores, 0) / divisor, scores)
 
 
 @dataclass(eq=False)
 class _Details:
-    """What a solution tells of each instance, `(B,)`, worked out when it is asked for."""
+    """What a solution says about each instance, `(B,)`, computed on access."""
 
     report: jax.Array  # as the primitive returns it
     tau: jax.Array
@@ -110,22 +110,22 @@ class _Details:
 
     @property
     def primal_residual(self) -> jax.Array:
-        """How far the constraints are from holding."""
+        """By how much the constraints are violated."""
         return self.report[:, 0]
 
     @property
     def dual_residual(self) -> jax.Array:
-        """How far the last step moved."""
+        """The size of the last step, or of the projected gradient."""
         return self.report[:, 1]
 
     @property
     def upper_bound(self) -> jax.Array:
-        """Of linear programs."""
+        """The upper bound; for linear programs only."""
         return self.report[:, 5]
 
     @property
     def integral(self) -> jax.Array:
-        """Of linear programs."""
+        """Whether the answer is integral; for linear programs only."""
         return self.report[:, 6] != 0
 
 
@@ -174,9 +174,9 @@ def loss_traced(
 ) -> jax.Array:
     """The losses of the instances, `(*batch,)`; see `factormax.queries.loss`.
 
-    A target that breaks a factor has a loss of inf, as nothing can be raised.
+    A target that breaks a factor has a loss of inf, because no error can be raised.
     """
-    query = Query(graph)  # which the plan refers to weakly
+    query = Query(graph)  # kept alive here: the plan has only a weak reference to it
     numbers = _numbers(query, options, temperature)
     layout = graph._form().layout
     eta_u, eta_v, here = numbers.eta_u, numbers.eta_v, numbers.here
@@ -201,7 +201,7 @@ def loss_traced(
         y, n_y, score, _, _, ended = numbers.solve(held=held)
         good = primitives.is_solved(ended)
     solved = primitives.is_solved(report) & good
-    # Of two large numbers that differ by little: the value by differences, the gradient by both.
+    # Two large numbers that differ by little: the value by differences, the gradient by both.
     gap = jnp.where(solved, objective, 0) + constant - jnp.where(solved, score, 0)
     gain = _dot(asked, mu - y) + _dot(eta_v, mu_v - n_y) - quadratic * _dot(mu - y, mu + y)
     gain += _dot(asked - eta_u, y) + constant
@@ -211,9 +211,8 @@ def loss_traced(
 
 
 def _dot(scores: jax.Array, weights: jax.Array) -> jax.Array:
-    """For each instance the sum of the products, `(B, 1)`; where a weight is 0, so is the product.
-
-    For a score may be −inf there.
+    """The sum of the products for each instance, `(B, 1)`; where a weight is 0, so is the product,
+    even if the score is −inf.
     """
     counts = weights != 0
     products = jnp.where(counts, scores, 0) * weights

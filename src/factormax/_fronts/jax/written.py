@@ -1,6 +1,6 @@
-"""A plan as a text, which is all that a compiled function of JAX can hold, and save, of it.
+"""A plan as text, the only form in which a compiled JAX function can hold and save it.
 
-`jax.export` writes it into a file: it is made of names and numbers, nothing that could be run.
+`jax.export` writes it to a file: it consists of names and numbers, and no code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["read", "written"]
 
 
 def written(plan: Plan) -> str | None:
-    """The text of a plan; None if there is none."""
+    """The text of a plan; None if it can't be written."""
     if plan.wiring is None:
         return None
     params = [
@@ -50,7 +50,7 @@ def read(text: str) -> Plan:
     """The plan of a text.
 
     Raises:
-        GraphError: if it was written where there are other factors.
+        GraphError: if it uses a factor that this process does not know.
     """
     wiring, variables, options, operands, tensors, scores, allowed, params = json.loads(text)
     factors = [_factor(*own) for own in wiring]

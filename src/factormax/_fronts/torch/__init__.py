@@ -1,9 +1,9 @@
-"""The torch front: solves that differentiate, and compile.
+"""The torch front: solves that can be differentiated and compiled.
 
 `torch.compile` sees the operator of `factormax._fronts.torch.traced`; everything around it
-(concatenating variables, casts, copies between devices) is ordinary torch, which differentiates it
-by itself. In eager mode all of that happens in NumPy, because the dispatch of a Python operator
-costs more than a small solve: see `factormax._fronts.torch.eager`.
+(concatenating variables, casts, copies between devices) is ordinary torch, which torch
+differentiates itself. In eager mode all of that happens in NumPy, because dispatching a Python
+operator takes longer than a small solve: see `factormax._fronts.torch.eager`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def solve(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any = None
 ) -> Solution:
     """Answers a query of a graph of torch scores."""
-    if "torch._dynamo" not in sys.modules:  # or it may look into any function that is called
+    if "torch._dynamo" not in sys.modules:  # else it may trace any function that is called
         return solve_eager(graph, options, warm_start, temperature)
     from factormax._fronts.torch import untraced
 
@@ -79,7 +79,7 @@ def solve_eager(
     outputs = apply_solve(plan, *inputs)
     _set_answer(graph, outputs, plan, inputs)
     find: Any = find_optimum
-    if may_be_traced():  # whoever asks for it later may be
+    if may_be_traced():  # the code that reads it later may be
         from factormax._fronts.torch import untraced
 
         find = untraced.find_optimum
@@ -95,7 +95,7 @@ def solve_eager(
 def find_optimum(
     plan: EagerPlan, inputs: list[Tensor], outputs: tuple[Tensor, ...], grad_enabled: bool
 ) -> Tensor:
-    """The objective, when it is first asked for; in the grad mode of the solve."""
+    """The objective, computed on first access, in the grad mode of the solve."""
     scores, temperature = list(inputs), plan.temperature
     places = plan.pattern.places
     if len(scores) > len(places):
@@ -107,7 +107,7 @@ def find_optimum(
     if any([v._version for v in values]):
         raise RuntimeError(
             "factormax: a value of this solve was modified by an inplace operation before its "
-            "objective was asked for. Ask for it first, or change a copy: u.value.clone()."
+            "objective was read. Read the objective first, or change a copy: u.value.clone()."
         )
     apply: Any = Optimum.apply
     with torch.set_grad_enabled(grad_enabled):
@@ -116,7 +116,7 @@ def find_optimum(
 
 
 def flat_target(graph: FactorGraph, targets: Any, kind: str, cost: Any, mask: Any) -> Any:
-    """The arguments of a loss, laid out on the device of the scores if it is worked out there."""
+    """The arguments of a loss, laid out on the device of the scores if it is computed there."""
     first = first_tensor(graph)
     model = graph._form().model
     if (
@@ -134,7 +134,7 @@ def flat_target(graph: FactorGraph, targets: Any, kind: str, cost: Any, mask: An
     values = flat_on_device(graph, "the target", targets, first.device, dtype)
 
     def refuse(inputs: Inputs) -> None:
-        """Raises if it is no target."""
+        """Raises if it is not a valid target."""
         there = target_on_host(graph, targets, kind, cost, mask)
         check_features(inputs, there, values_there(inputs, there))
 
@@ -166,7 +166,7 @@ def loss(graph: FactorGraph, target: Any, options: Options, temperature: Any = N
 
 
 def list_structures(graph: FactorGraph) -> None:
-    """Solves once more what a compiled function solved, for the structures and their gradients."""
+    """Solves again what a compiled function solved, for the structures and their gradients."""
     asked = graph._traced
     assert asked is not None
     record = graph._record
@@ -176,7 +176,7 @@ def list_structures(graph: FactorGraph) -> None:
 
 
 def _set_answer(graph: FactorGraph, outputs: Any, plan: EagerPlan, inputs: list[Tensor]) -> None:
-    """Keeps the values of variables and of factors, and how to get at the structures."""
+    """Stores the values of variables and factors, and how to find the structures."""
     structured, first = graph._structured, plan.num_tensors
     answers: Any = ()
     if structured:

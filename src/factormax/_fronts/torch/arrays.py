@@ -1,4 +1,4 @@
-"""Tensors to NumPy and back, and what laying out takes of torch."""
+"""Conversion between tensors and NumPy, and the torch functions for layouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class TorchSpace:
-    """Torch, as laying out takes it."""
+    """The `Space` of torch."""
 
     zeros = staticmethod(torch.zeros)
 
@@ -53,7 +53,7 @@ class TorchSpace:
 
 
 class DeviceSpace(TorchSpace):
-    """The same, with what is new on a device."""
+    """The same, with new tensors on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.zeros: Any = partial(torch.zeros, device=device)
@@ -61,7 +61,7 @@ class DeviceSpace(TorchSpace):
 
 
 def space_of(device: torch.device) -> Any:
-    """That of a device."""
+    """The `Space` of a device."""
     return TorchSpace if device.type == "cpu" else DeviceSpace(device)
 
 
@@ -74,24 +74,24 @@ def compute_dtype(given: Iterable[Any]) -> torch.dtype:
 
 
 def value_dtype(scores: Tensor) -> torch.dtype:
-    """That of the marginals of such scores."""
+    """The dtype of the marginals of these scores."""
     return scores.dtype if scores.is_floating_point() else torch.get_default_dtype()
 
 
 def put(scores: Tensor, place: torch.device, dtype: torch.dtype) -> Tensor:
-    """On a device, in this dtype."""
+    """The scores on a device, in this dtype."""
     if scores.dtype == dtype and scores.device == place:
         return scores
     return scores.to(place, dtype)
 
 
 def as_numpy(tensor: Tensor) -> Any:
-    """The memory of a CPU tensor, or a copy of another's, without its history."""
+    """The memory of a CPU tensor, or a copy of another tensor's, without its history."""
     return (tensor.detach() if tensor.is_cpu else tensor.detach().cpu()).numpy()
 
 
 def as_tensor(param: Any) -> Tensor:
-    """A copy, if it is an array: NumPy may not let it be written to, of which torch would warn."""
+    """The parameter as a tensor; an array is copied, as torch warns of read-only ones."""
     return param if isinstance(param, Tensor) else torch.tensor(param)
 
 
@@ -103,7 +103,7 @@ def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Any:
 
 
 def plain_numbers_of(tensor: Tensor) -> Any:
-    """The same of a tensor that is on the CPU and has the dtype."""
+    """The same for a tensor that is on the CPU and has the dtype already."""
     return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
@@ -125,7 +125,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     is_cpu: bool
-    same: bool = True  # whether it is the dtype of the scores, which may be whole numbers
+    same: bool = True  # whether the scores have this dtype (integer scores do not)
 
     def tensor(self, array: Any) -> Tensor:
         """An array or a tensor of real numbers as a tensor of this kind."""
@@ -141,7 +141,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype) -> Kind:
-        """That of the marginals of scores on this device, in this dtype."""
+        """The kind of the marginals of scores on this device, in this dtype."""
         same = dtype.is_floating_point
         value = dtype if same else torch.get_default_dtype()
         return cls(device, value, device.type == "cpu", same)

@@ -1,4 +1,4 @@
-"""A solve whose numbers are, and stay, on the device of the scores."""
+"""A solve whose numbers stay on the device of the scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
 
-#: Rows of a Jacobian's product that are found in one launch, each with a copy of its instance.
+#: Rows of a Jacobian product that are computed in one launch, each with a copy of its instance.
 _AT_ONCE = 1 << 16
 
 _device = lru_cache(maxsize=16)(torch.device)
@@ -36,13 +36,13 @@ class DeviceTask(Task):
     """The same as a `Task`, in tensors on the device.
 
     Args:
-        engine: that solves there.
-        graph: what to solve.
-        scores: of each variable tensor, on the device and in the compute dtype; None is zero.
-        factor_scores: the factors' own, tensors there or NumPy arrays.
-        dtype: of NumPy, float32 or float64.
-        temperature: on the host, broadcastable to the batch, divides all scores; None is 1.
-        device: its name.
+        engine: the engine that solves there.
+        graph: the graph to solve.
+        scores: one per variable tensor, on the device and in the compute dtype; None means 0.
+        factor_scores: the factors' own scores, tensors on the device or NumPy arrays.
+        dtype: the NumPy dtype, float32 or float64.
+        temperature: on the host, broadcastable to the batch, divides all scores; None means 1.
+        device: the name of the device.
     """
 
     raw: Any
@@ -64,12 +64,12 @@ class DeviceTask(Task):
         place, real = _device(device), _TYPES[dtype]
         self.space = space = _space_of(place)
         eta_u = layout.flat_scores(space, scores, real)
-        if self.form.places:  # the structures may be asked for when the caller has changed them
+        if self.form.places:  # structures may be read after the caller has changed the scores
             eta_u = eta_u.clone()
         eta_v: Any = _no_scores(real, place)
         if layout.parts:
             own = [torch.as_tensor(s, dtype=real, device=place) for s in factor_scores]
-            # A copy: the backward pass looks at the signs, whatever became of the caller's tensor.
+            # A copy: the backward pass reads the signs, and the caller may change the tensor.
             eta_v = layout.flat_factor_scores(space, own, real).clone()
         mask = None
         if graph._masked:
@@ -89,7 +89,7 @@ class DeviceTask(Task):
 
     @classmethod
     def of_inputs(cls, engine: Any, form: Form | None, inputs: Inputs) -> DeviceTask:
-        """That of flat numbers on the device, of as many instances as there are."""
+        """A task of flat numbers on the device, for as many instances as they hold."""
         self = cls.__new__(cls)
         self.engine, self.inputs = engine, inputs
         if form is not None:
@@ -113,7 +113,7 @@ class DeviceTask(Task):
         return self.raw
 
     def _refuse(self) -> None:
-        """Raises: a score is NaN or +inf."""
+        """Raises because a score is NaN or +inf."""
         graph, numbers = self._graph, self.host_inputs
         assert graph is not None
         names = [(t.name, t.shape) for t in graph._tensors]
@@ -159,13 +159,13 @@ class DeviceTask(Task):
         return self.host.found(factor)
 
     def multipliers(self) -> Tensor:
-        """`(B, multipliers)`; 0 where they prove that nothing is feasible."""
+        """`(B, multipliers)`; 0 where they are a proof of infeasibility."""
         infeasible = self.raw.there("status") == Status.INFEASIBLE.code
         tau: Tensor = self.raw.there("tau")
         return tau.masked_fill(infeasible[:, None], 0)
 
     def report(self, rows: int) -> Tensor:
-        """How each instance ended, `(rows, B)`: see `RawSolution.report`. Further ones are NaN."""
+        """How each instance ended, `(rows, B)`: see `RawSolution.report`. Further rows are NaN."""
         names = ("primal_residual", "dual_residual", "iterations", "status", "oracle_calls")
         found = [self.raw.there(name).double() for name in names]
         return torch.stack([*found, *[torch.full_like(found[0], torch.nan)] * (rows - 5)])
@@ -174,16 +174,16 @@ class DeviceTask(Task):
 
     @cached_property
     def place(self) -> Tensor:
-        """`(B,)`: every instance once."""
+        """`(B,)`, the numbers of all instances."""
         return torch.arange(self.batch, device=self.inputs.eta_u.device)
 
     @property
     def applies_there(self) -> bool:
-        """Whether `applied_there` works: the CPU has solved no instance."""
+        """Whether `applied_there` works, that is, the CPU solved none of the instances."""
         return bool(self.raw.finished_there)
 
     def applied_there(self, place: Tensor, moved_u: Tensor, moved_v: Tensor) -> tuple[Tensor, ...]:
-        """The Jacobian, applied to vectors `(N, ...)` on the device, each of an instance."""
+        """The Jacobian applied to vectors `(N, ...)` on the device, each for one instance."""
         real = self.inputs.eta_u.dtype
         given = moved_u.detach().to(real), moved_v.detach().to(real)
         own = self.place
@@ -201,7 +201,7 @@ class DeviceTask(Task):
     def pull_back(
         self, grads: list[Any], factor_grads: list[Any], objective: Any = None
     ) -> Gradients:
-        """From gradients of what `values` and `factor_values` gave to those of scores."""
+        """Turns gradients of `values` and `factor_values` into gradients of the scores."""
         found: DeviceSolution = self.raw
         real = self.inputs.eta_u.dtype
         grad_mu = grad_mu_v = None
@@ -218,13 +218,13 @@ class DeviceTask(Task):
         return self.to_scores(grad_u, grad_v)
 
     def pull_back_probs(self, grads: list[Any]) -> Gradients:
-        """From gradients of the probabilities of structures to those of scores."""
+        """Turns gradients of the probabilities of structures into gradients of the scores."""
         flat = self.host.pull_back_probs_flat(grads)
         device = self.inputs.eta_u.device
         return self.to_scores(*(torch.from_numpy(g).to(device) for g in flat))
 
     def to_scores(self, grad_u: Any, grad_v: Any) -> Gradients:
-        """Gradients of the flat scores as those of the scores that were given."""
+        """Turns gradients of the flat scores into gradients of the scores as given."""
         of_temperature = None
         if self.temperature is not None:
             inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
@@ -241,7 +241,7 @@ class DeviceTask(Task):
 def solve_flat(
     engine: Any, inputs: Inputs, options: Options, warm: Any, refuse: Any
 ) -> tuple[Tensor, ...]:
-    """What the operator `factormax::solve` answers, on the device of the scores.
+    """What the operator `factormax::solve` returns, on the device of the scores.
 
     refuse: called with the inputs on the host if a score is NaN or +inf.
     """
@@ -250,7 +250,7 @@ def solve_flat(
     if not raw.all_converged:
         report_failures(raw, options.on_failure)
     tau = task.multipliers()
-    if inputs.model.num_structured:  # they are found again, whatever the sides are
+    if inputs.model.num_structured:  # structures are found again, whatever the sides are
         sides = tau.new_zeros((task.batch, raw.mu.shape[1] + tau.shape[1] + 1), dtype=torch.int8)
     else:
         status = raw.there("status")[:, None].to(torch.int8)
@@ -261,7 +261,7 @@ def solve_flat(
 def vjp_flat(
     engine: Any, inputs: Inputs, options: Options, sides: Tensor, tau: Any, *grads: Any
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of scores, from those of the marginals; tau: if there are structures."""
+    """The gradients of scores from those of the marginals; tau: given if there are structures."""
     launcher = engine.launcher(inputs.device)
     if tau is not None:
         found = engine.solve_there(inputs, options, tau)
@@ -281,10 +281,10 @@ def _report_backward(residual: Tensor, options: Options, dtype: Any) -> None:
 
 @lru_cache(maxsize=16)
 def _no_scores(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Those of factors without any."""
+    """The scores of factors that have none."""
     return torch.zeros((1, 0), dtype=dtype, device=device)
 
 
 def _dot(grad: Tensor, scores: Tensor) -> Tensor:
-    """For each instance the sum of the products; what is not finite has no gradient."""
+    """The sum of the products for each instance; scores that are not finite count as 0."""
     return (grad * torch.where(scores.isfinite(), scores, 0)).sum(1)

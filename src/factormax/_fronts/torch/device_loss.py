@@ -1,7 +1,7 @@
-"""The loss "sparsemap" of scores on a device, worked out there.
+"""The "sparsemap" loss, computed on the device of the scores.
 
-That of graphs of rows and pairs, with targets that are known as a whole; other losses, and those of
-other graphs, are worked out on the host: see `factormax.queries.loss`.
+This is for graphs of rows and pairs, with fully known targets; other losses, and those of other
+graphs, are computed on the host: see `factormax.queries.loss`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["DeviceTarget", "evaluate_there"]
 
 
 class DeviceTarget(NamedTuple):
-    """What a loss compares with."""
+    """What a loss compares the answer with."""
 
     values: Tensor  # (B, n) of 0 and 1
-    refuse: Callable[[Inputs], None]  # raises, from the numbers on the host, if it is no target
+    refuse: Callable[[Inputs], None]  # raises, given the numbers on the host, if it is invalid
 
 
 class _Places(NamedTuple):
-    """Where a model has its rows and pairs."""
+    """Where the rows and pairs of a model are."""
 
     col: Tensor  # of each entry
     row: Tensor
@@ -60,10 +60,10 @@ def _places(model: Model, device: torch.device) -> _Places:
 def evaluate_there(
     task: DeviceTask, target: DeviceTarget, options: Options, refuse: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solves; the loss of each instance, `(B,)`, and its gradients with respect to flat scores.
+    """Solves; returns the loss of each instance, `(B,)`, and its gradients by the flat scores.
 
-    If failures are ignored nobody waits: the loss of a target that breaks a factor is then NaN.
-    refuse: as of `DeviceTask.run`.
+    If failures are ignored, nothing waits for the device, and the loss of a target that breaks a
+    factor is NaN. refuse: see `DeviceTask.run`.
     """
     raw, inputs = task.run(options, refuse=refuse), task.inputs
     eta_u, eta_v, wide = inputs.eta_u, inputs.eta_v, torch.float64
@@ -78,8 +78,8 @@ def evaluate_there(
     waits = options.on_failure != "ignore" and not raw.machine.capturing
     if waits and bool(wrong.any()):
         target.refuse(task.host_inputs)
-        wrong = torch.zeros_like(wrong)  # by the numbers of the host it is one
-    # The solution's value less the target's, term by term: (mu - y) (eta - (mu + y) / 2).
+        wrong = torch.zeros_like(wrong)  # it is valid by the numbers on the host
+    # The solution's value minus the target's, term by term: (mu - y) (eta - (mu + y) / 2).
     grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
     scores = torch.where(eta_u.isfinite(), eta_u, 0) - (raw.mu + y) / 2
     values = (grad_u * scores).sum(1, dtype=wide)
@@ -100,7 +100,7 @@ def _pair_features(places: _Places, here: Tensor, y: Tensor) -> Tensor:
 
 
 def _broken(task: DeviceTask, places: _Places, here: Tensor, y: Tensor) -> Tensor:
-    """Whether the target breaks a row, `(B,)`, but for rounding."""
+    """Whether the target breaks a row by more than rounding, `(B,)`."""
     batch, rows = len(y), len(places.equality)
     if not rows:
         return torch.zeros(batch, dtype=torch.bool, device=y.device)

@@ -1,8 +1,7 @@
-"""Solves in eager mode, as functions that autograd knows.
+"""Solves in eager mode, as autograd functions.
 
-All that the compiled operator leaves to torch (casts, copies between devices, laying out) happens
-in NumPy, and before autograd is told: what it is told of are scores in, values out, and the way
-back.
+Everything that the compiled operator leaves to torch (casts, copies between devices, layout)
+happens in NumPy, unseen by autograd, which sees only scores in, values out, and the backward pass.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class EagerSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
-        """The values of variables and factors, which the plan has found."""
+        """The values of variables and factors, which the plan found."""
         outputs = plan.outputs()
         if plan.kept:
-            # A surrogate looks at the values, which are the task's own.
+            # A surrogate reads the values, which belong to the task.
             ctx.save_for_backward(*(scores if plan.options.surrogate is None else outputs))
         ctx.set_materialize_grads(False)
         ctx.plan = plan
@@ -40,7 +39,7 @@ class EagerSolve(torch.autograd.Function):
         """The gradients of the scores."""
         plan = ctx.plan
         if plan.kept:
-            _ = ctx.saved_tensors  # raises if they were changed in place
+            _ = ctx.saved_tensors  # raises if any was changed in place
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return None, *differentiable_gradients(ctx, plan, "jacobian", grads)
         numbers, first = plan.numbers, plan.num_tensors
@@ -49,12 +48,12 @@ class EagerSolve(torch.autograd.Function):
         return None, *plan.gradients_of(found, ctx.needs_input_grad[1:])
 
 
-#: `EagerSolve.apply`, without what it does only for the transforms of `torch.func`.
+#: `EagerSolve.apply` without its overhead for the transforms of `torch.func`.
 apply_solve: Any = super(torch.autograd.Function, EagerSolve).apply
 
 
 class EagerProbs(torch.autograd.Function):
-    """The probabilities of the structures of a solve: scores in, those of each factor out."""
+    """The probabilities of the structures: scores in, probabilities of each factor out."""
 
     @staticmethod
     def forward(ctx: Any, plan: EagerPlan, *scores: Tensor) -> Any:
@@ -78,12 +77,12 @@ class EagerProbs(torch.autograd.Function):
 
 
 class EagerLoss(torch.autograd.Function):
-    """A loss in eager mode: its gradient is known when its value is.
+    """A loss in eager mode; its gradient is found together with its value.
 
     Args (of `apply`):
-        plan: what has the solve, as `task`.
-        found: the loss of each instance, `(B,)`, and its gradients, those of the flat scores.
-        *scores: of variables and factors.
+        plan: the plan that holds the solve, as `task`.
+        found: the loss of each instance, `(B,)`, and its gradients by the flat scores.
+        *scores: the scores of variables and factors.
     """
 
     @staticmethod
@@ -113,14 +112,14 @@ class EagerLoss(torch.autograd.Function):
 
 
 class Listing:
-    """The structures of a solve with their probabilities, when they are first asked for."""
+    """The structures of a solve with their probabilities, found on first access."""
 
     def __init__(self, plan: EagerPlan, inputs: list[Tensor]) -> None:
         self.plan, self.inputs = plan, inputs
 
     @cached_property
     def probs(self) -> tuple[Tensor, ...]:
-        """Of each structured factor, `(*batch, K)`, with their history."""
+        """The probabilities of each structured factor, `(*batch, K)`, with their history."""
         apply: Any = EagerProbs.apply
         return apply(self.plan, *self.inputs)  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
 """From the tensors of a graph to flat ones, and from flat answers to a solution.
 
-All of it is ordinary torch, which transforms and compiles it by itself.
+All of it is ordinary torch, which torch transforms and compiles itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["first_tensor", "flat_numbers", "flat_target", "set_answer"]
 def flat_target(
     graph: FactorGraph, what: str, targets: Any, place: Any = "cpu", dtype: Any = torch.float64
 ) -> Tensor:
-    """The targets as they lie in flat arrays, `(B, n)`; 0 where a variable has none."""
+    """The targets laid out flat, `(B, n)`; 0 where a variable has none."""
     shape = graph._known_batch_shape()
     rows = math.prod(shape)
     index = [u.index.reshape(-1) for u in targets]
@@ -77,13 +77,13 @@ def flat_numbers(
 
 
 def _cooled(scores: Tensor, temperature: Tensor) -> Tensor:
-    """Scores divided by a temperature that may need a gradient; −inf stays −inf.
+    """Scores divided by a temperature that may require a gradient; −inf stays −inf.
 
-    A temperature that is not positive makes them NaN, which a solve reports.
+    A temperature that is not positive makes them NaN, which the solve reports.
     """
     finite = scores.isfinite()
     divisor = torch.where(temperature > 0, temperature, torch.nan)
-    # What is not finite must not reach the gradient of the temperature: 0 times it is NaN.
+    # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
     return torch.where(finite, torch.where(finite, scores, 0) / divisor, scores)
 
 
@@ -99,7 +99,7 @@ def set_answer(
     structures: list[Any],
     engine: str,
 ) -> Solution:
-    """Keeps the values of variables and factors, from flat ones, and returns the solution."""
+    """Stores the values of variables and factors, given flat, and returns the solution."""
     first, space = first_tensor(graph), space_of(mu_v.device)
     values = [
         match(value, first if t.scores is None else t.scores)
@@ -126,6 +126,6 @@ def set_answer(
 
 
 def first_tensor(graph: FactorGraph) -> Tensor:
-    """The first of the scores that is one."""
+    """The first scores that are a tensor."""
     given = [t.scores for t in graph._tensors] + [p.given for p in graph._score_parts()]
     return next(s for s in given if isinstance(s, Tensor))

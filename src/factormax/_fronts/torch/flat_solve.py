@@ -34,7 +34,7 @@ class FlatSolve(torch.autograd.Function):
     """A solve of flat scores, with a rule for every transform.
 
     Args (of `apply`):
-        plan: the rest of what is solved.
+        plan: everything else that the solve needs.
         eta_u, eta_v: `(N, n)` and `(N, P)`, the scores of variables and of factors.
         mask: `(N, n)`, or None.
         warm: `(N, multipliers)`, or None.
@@ -43,7 +43,7 @@ class FlatSolve(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: FlatPlan, *numbers: Any) -> tuple[Tensor, ...]:
-        """The marginals of both, the objective, the multipliers, a report, and the places."""
+        """Marginals of variables and factors, objective, multipliers, a report, and places."""
         return plan.run(*numbers)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -57,7 +57,7 @@ class FlatSolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The Jacobian, applied to the gradients."""
+        """The Jacobian applied to the gradients."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
         found = apply(ctx.plan, "jacobian", place, *grads[:2])
@@ -65,7 +65,7 @@ class FlatSolve(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """The Jacobian, applied to the tangents."""
+        """The Jacobian applied to the tangents."""
         (place,) = ctx.saved_tensors
         require_linear(ctx.plan.options)
         apply: Any = Applied.apply
@@ -73,7 +73,7 @@ class FlatSolve(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: FlatPlan, *numbers: Any) -> Any:
-        """The instances of all samples in one batch."""
+        """Puts the instances of all samples into one batch."""
         apply: Any = FlatSolve.apply
         return by_instance(info, apply(plan, *merged(info, in_dims[1:], numbers)))
 
@@ -86,7 +86,7 @@ class FlatProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: FlatPlan, place: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
-        """Those of each structured factor, `(N, ..., K)`."""
+        """The probabilities of each structured factor, `(N, ..., K)`."""
         task, rows = plan.task, place.cpu().numpy()
         found = [task.found(i)[1][rows] for i in range(len(task.form.places))]
         return tuple([torch.from_numpy(f).to(place.device) for f in found])
@@ -100,30 +100,30 @@ class FlatProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The transposed Jacobian, applied to the gradients."""
+        """The transposed Jacobian applied to the gradients."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
         return None, None, *apply(ctx.plan, "probs_back", place, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """The Jacobian, applied to the tangents."""
+        """The Jacobian applied to the tangents."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
         return apply(ctx.plan, "probs", place, *tangents[2:])
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: FlatPlan, *tensors: Tensor) -> Any:
-        """The instances of all samples in one batch."""
+        """Puts the instances of all samples into one batch."""
         apply: Any = FlatProbs.apply
         return by_instance(info, apply(plan, *merged(info, in_dims[1:], tensors)))
 
 
 class FlatPlan:
-    """What a transformed solve is told besides its numbers; autograd keeps it with the values."""
+    """What a transformed solve needs besides its numbers; autograd keeps it with the values."""
 
-    task: Task  # the solve, once there is one: of the instances of all samples
-    stays = True  # on the device of the scores, if it has an engine
+    task: Task  # the solve of the instances of all samples, once there is one
+    stays = True  # whether to stay on the device of the scores, if it has an engine
 
     def __init__(self, graph: FactorGraph, options: Options) -> None:
         self.graph: FactorGraph | None = graph  # until it is solved
@@ -138,7 +138,7 @@ class FlatPlan:
             self.device = torch.device("cpu")
 
     def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *more: Any) -> Any:
-        """Solves, of real numbers by now."""
+        """Solves; the tensors now hold actual numbers."""
         graph, self.graph = self.graph, None
         assert graph is not None
         count = len(graph._params())
@@ -186,17 +186,17 @@ class FlatPlan:
         return *found, task.multipliers(), task.report(7).T, task.place
 
     def answer_there(self, task: Any, refuse: Any, warm: Any) -> tuple[Any, ...]:
-        """The same as `answer`, on a device; refuse: called if a score is NaN or +inf."""
+        """Like `answer`, on a device; refuse: called if a score is NaN or +inf."""
         raw = task.run(self.options, warm, refuse)
         return raw.mu, raw.mu_v, raw.objective
 
     def answer(self, inputs: Inputs, warm: Any) -> tuple[Any, ...]:
-        """What is differentiable of it, and the objective; the task is then there."""
+        """Sets the task; returns the differentiable part of the answer, and the objective."""
         raw = self.ask(inputs, self.options, None if warm is None else as_numpy(warm))
         return raw.mu, raw.mu_v, raw.objective.astype(raw.mu.dtype, copy=False)
 
     def ask(self, inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
-        """Solves; the answer is then the task's."""
+        """Solves, and stores the answer in the task."""
         raw = answer(inputs, options, warm)
         listed, kept = lists_structures(raw.structures), inputs.without_oracles()
         self.task = Task.answered(self.form, kept, options, raw, len(inputs.eta_u), listed)
@@ -204,11 +204,11 @@ class FlatPlan:
 
 
 class FlatLossPlan(FlatPlan):
-    """The same for a loss, whose gradient is what is differentiable.
+    """The same for a loss; the differentiable part is its gradient.
 
     Args:
         graph, options: as above.
-        kind: of the loss.
+        kind: the kind of the loss.
         given: `(n,)`, the variables that have a target.
     """
 
@@ -245,14 +245,14 @@ class FlatLossPlan(FlatPlan):
         return tuple([np.ascontiguousarray(a, dtype) for a in found])
 
     def _target(self, values: Any, cost: Any = None) -> Target:
-        """What the loss compares with, on the host."""
+        """What the loss compares the answer with, on the host."""
         if not np.isin(values, (0, 1)).all():
             raise GraphError("loss: the targets must hold only 0 and 1.")
         return Target(self.kind, values, None, cost, self.factors, (len(values),), self.record)
 
 
 def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
-    """Raises for scores that are NaN or +inf, or -inf where that makes no sense."""
+    """Raises for scores that are NaN or +inf, or -inf where that is not allowed."""
     names = [(t.name, t.shape) for t in graph._tensors]
     check_scores(inputs.eta_u, inputs.mask, names, ())
     allowed = [p.allow_minus_inf for p in graph._score_parts()]
@@ -260,5 +260,5 @@ def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
 
 
 def _shared(tensor: Tensor) -> Tensor:
-    """The same, `(1, ...)` if all instances share it."""
+    """The same tensor, `(1, ...)` if all instances share it."""
     return tensor[:1] if tensor.stride(0) == 0 and len(tensor) > 1 else tensor

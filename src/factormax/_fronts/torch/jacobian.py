@@ -1,8 +1,8 @@
-"""The derivative of a solve as an operation of its own, which can be differentiated and batched.
+"""The derivative of a solve as a separate operation, which can be differentiated and batched.
 
 Marginals are piecewise linear in the scores, and their Jacobian J is symmetric. So applying J is
 the vector–Jacobian product, the Jacobian–vector product, and its own derivative. The probabilities
-of structures have a Jacobian A that is not symmetric; there, A and its transpose change roles.
+of structures have a Jacobian A that is not symmetric; there, A and its transpose swap roles.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Applied(torch.autograd.Function):
     """A Jacobian of a solve, applied to vectors.
 
     Args (of `apply`):
-        plan: what has the solve, as `task`.
+        plan: the plan that holds the solve, as `task`.
         which: "jacobian" (from scores to marginals, and back), "probs" (from scores to the
             probabilities of each structured factor), or "probs_back" (its transpose).
-        place: `(N,)`, of which instance of the solve each row is.
+        place: `(N,)`, the instance of the solve that each row belongs to.
         *vectors: `(N, ...)`, what the Jacobian is applied to.
     """
 
@@ -43,14 +43,14 @@ class Applied(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps what the Jacobian is that of."""
+        """Remembers which Jacobian it is."""
         ctx.plan, ctx.which, place, *_ = inputs
         ctx.save_for_backward(place)
         ctx.save_for_forward(place)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The transpose, applied."""
+        """The transpose applied to the gradients."""
         (place,) = ctx.saved_tensors
         require_linear(ctx.plan.options)
         apply: Any = Applied.apply
@@ -58,7 +58,7 @@ class Applied(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """The same, applied to the tangents."""
+        """The same Jacobian applied to the tangents."""
         (place,) = ctx.saved_tensors
         require_linear(ctx.plan.options)
         apply: Any = Applied.apply
@@ -66,14 +66,14 @@ class Applied(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: Any, which: str, *tensors: Tensor) -> Any:
-        """The rows of all samples one after the other."""
+        """Puts the rows of all samples one after another."""
         apply: Any = Applied.apply
         found = apply(plan, which, *merged(info, in_dims[2:], tensors))
         return by_instance(info, found)
 
 
 def require_linear(options: Options) -> None:
-    """Raises unless the gradient is linear in what comes in."""
+    """Raises unless the gradient is linear in the incoming gradient."""
     if options.surrogate == "spigot":
         raise RuntimeError(
             'factormax: the gradient of surrogate="spigot" can\'t be differentiated, nor used in '
@@ -92,7 +92,7 @@ def merged(info: Any, in_dims: Any, tensors: Any) -> list[Any]:
             full = tensor.expand(info.batch_size, *tensor.shape)
         else:
             full = tensor.movedim(dim, 0)
-        # A stride of 0 stays: what all samples share is not copied.
+        # A stride of 0 is kept, so that what all samples share is not copied.
         found.append(full.reshape(full.shape[0] * full.shape[1], *full.shape[2:]))
     return found
 

@@ -13,8 +13,8 @@ __all__ = ["Optimum", "optimum"]
 class Optimum(torch.autograd.Function):
     """An optimal value that is known, as a function of the scores it came from.
 
-    By Danskin's theorem its gradient is the solution. That is handed on with its history, so that
-    derivatives of any order are right. For the transforms there is `optimum`.
+    By Danskin's theorem its gradient is the solution, which is passed on with its history, so that
+    derivatives of any order are right. For the transforms, use `optimum`.
 
     Args (of `apply`):
         value: `(*batch,)`, the number itself.
@@ -38,7 +38,7 @@ class Optimum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The marginals, times the gradient."""
+        """The marginals times the gradient."""
         (weight,) = grads
         scores, marginals, temperature = _split(ctx)
         found = [
@@ -57,9 +57,9 @@ class Optimum(torch.autograd.Function):
 def optimum(value: Tensor, *terms: Tensor) -> Tensor:
     """The same in torch's own operations, for every order of transforms; without a temperature.
 
-    The marginals are linear in the scores, piece by piece, so that the value between two points is
-    that at one of them and the mean of their marginals, times the way. torch keeps no outer
-    tangents of what a `torch.autograd.Function` has saved for its forward mode.
+    The marginals are piecewise linear in the scores, so the values at two points differ by the mean
+    of their marginals times the step. A `torch.autograd.Function` would not do: torch keeps no
+    outer tangents of what it saves for forward mode.
     """
     count = len(terms) // 2
     scores = [torch.where(s.isfinite(), s, 0) for s in terms[:count]]
@@ -78,13 +78,13 @@ def _split(ctx: Any) -> tuple[tuple[Tensor, ...], list[Tensor], Tensor | None]:
 
 
 def _beside(weight: Tensor, marginals: Tensor) -> Tensor:
-    """One number for each instance, to be multiplied with its marginals."""
+    """One number per instance, in a shape to multiply its marginals with."""
     shape = (*weight.shape, *[1] * (marginals.ndim - weight.ndim))
     return weight.to(marginals.device, marginals.dtype).reshape(shape)
 
 
 def _inner(scores: Any, marginals: list[Tensor], like: Tensor) -> Tensor:
-    """The scores times their marginals, summed for each instance; those of -inf do not count."""
+    """The scores times their marginals, summed per instance; scores of -inf do not count."""
     total = torch.zeros_like(like)
     for s, m in zip(scores, marginals, strict=True):
         terms = torch.where(s.isfinite(), s, 0).to(m.dtype) * m

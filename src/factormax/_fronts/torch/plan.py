@@ -1,4 +1,4 @@
-"""What an eager solve is: its task, and how to get from tensors to numbers and back."""
+"""The plan of an eager solve: its task, and how to get from tensors to numbers and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["EagerPlan", "given_scores"]
 
 
 def given_scores(graph: FactorGraph) -> list[Any]:
-    """The scores of a graph, those of variables and then those of factors, as they were given."""
+    """The scores of a graph as given: those of variables, then those of factors."""
     given = [t.scores for t in graph._tensors]
     if graph._parts is None or graph._parts:
         given += [p.given for p in graph._score_parts()]
@@ -38,8 +38,8 @@ class Pattern:
     """Which of the scores of a graph are tensors, and of which kinds.
 
     Args:
-        default: the default dtype, which is that of the marginals of whole numbers.
-        *places: the device and the dtype of each tensor; None for what is no tensor.
+        default: the default dtype, which marginals of integer scores have.
+        *places: the device and the dtype of each tensor; None for scores that are not tensors.
     """
 
     def __init__(self, default: torch.dtype, *places: Any) -> None:
@@ -55,11 +55,11 @@ class Pattern:
         self.is_cpu = kinds[0].is_cpu
         self.device = "cpu" if self.is_cpu else str(kinds[0].device)
         plain = all([k.is_cpu and k.same and k.dtype == self.dtype for k in kinds])
-        #: The numbers of a tensor as they are computed with, on the CPU.
+        #: The numbers of a tensor in the dtype of the computation, on the CPU.
         self.numbers: Callable[[Tensor], Any] = (
             plain_numbers_of if plain else partial(numbers_of, dtype=self.dtype)
         )
-        #: From what was computed to the values, and to the gradients of the tensors.
+        #: Turn computed numbers into the values, and into the gradients of the tensors.
         self.values: list[Callable[[Any], Tensor]] = [
             torch.from_numpy if plain else kind.tensor for kind in self.outputs
         ]
@@ -72,7 +72,7 @@ _remembered_pattern = lru_cache(maxsize=256)(Pattern)
 
 
 def _pattern_of(given: Sequence[Any]) -> Pattern:
-    """That of these scores."""
+    """The pattern of these scores."""
     places = [(s.device, s.dtype) if isinstance(s, Tensor) else None for s in given]
     return _remembered_pattern(torch.get_default_dtype(), *places)
 
@@ -80,19 +80,19 @@ def _pattern_of(given: Sequence[Any]) -> Pattern:
 class EagerPlan:
     """The task of an eager solve, and what turns its numbers into tensors.
 
-    Autograd keeps it with the values, so it must not lead back to them, nor to the graph.
+    Autograd keeps it with the values, so it must refer neither to them nor to the graph.
 
     Args:
-        graph: what to solve.
+        graph: the graph to solve.
         given: its scores, see `given_scores`.
-        options: of the query.
-        temperature: as an array, as a tensor that may need a gradient, or None.
-        stays: on the device of the scores, if there is an engine.
+        options: the options of the query.
+        temperature: an array, a tensor that may require a gradient, or None.
+        stays: whether to stay on the device of the scores, if there is an engine.
     """
 
-    constants: Sequence[tuple[int, Any]] = ()  # scores that are no tensors, and their places
-    temperature: Any = None  # if it is no tensor
-    #: Whether the backward pass needs tensors, to be differentiated or to hear of changes.
+    constants: Sequence[tuple[int, Any]] = ()  # scores that are not tensors, and their places
+    temperature: Any = None  # if it is not a tensor
+    #: Whether the backward pass needs tensors, to be differentiated or to notice changes.
     kept: bool = False
 
     def __init__(
@@ -107,7 +107,7 @@ class EagerPlan:
         self.num_tensors = first = len(graph._tensors)
         self.pattern = pattern = _pattern_of(given)
         self.gradients = pattern.gradients  # of the inputs
-        #: The numbers of a tensor, where and as they are computed with.
+        #: The numbers of a tensor, on the device and in the dtype of the computation.
         self.numbers = pattern.numbers
         make: Any = Task
         if stays and not pattern.is_cpu:
@@ -125,7 +125,7 @@ class EagerPlan:
         )
 
     def inputs_of(self, given: list[Any], temperature: Any) -> list[Tensor]:
-        """The tensors among what was given, which may need gradients."""
+        """The tensors among the arguments, which may require gradients."""
         inputs = given if self.pattern.all_tensors else [given[i] for i in self.pattern.places]
         return [*inputs, temperature] if isinstance(temperature, Tensor) else inputs
 
@@ -137,12 +137,12 @@ class EagerPlan:
         return [make[i](value) for i, value in enumerate(found)]
 
     def cast(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Values of a task that was asked in float64, as the scores are."""
+        """Values that were computed in float64, cast like the scores."""
         kinds = self.pattern.outputs
         return [kind.tensor(t) for kind, t in zip(kinds, tensors, strict=True)]
 
     def gradients_of(self, grads: Gradients, wanted: Sequence[bool]) -> list[Any]:
-        """The gradients of the scores, as their tensors are."""
+        """The gradients of the scores, in the dtype and on the device of their tensors."""
         found: list[Any] = grads.variables + grads.factors
         if not self.pattern.all_tensors:
             found = [found[i] for i in self.pattern.places]
@@ -152,7 +152,7 @@ class EagerPlan:
         return [make[i](found[i]) if want else None for i, want in enumerate(wanted)]
 
     def _take_temperature(self, temperature: Any, here: bool) -> Any:
-        """Its numbers; those of a tensor may need a gradient."""
+        """The numbers of the temperature, which may require a gradient if it is a tensor."""
         if not isinstance(temperature, Tensor):
             self.temperature = temperature
             return temperature
@@ -162,7 +162,7 @@ class EagerPlan:
         return numbers_of(temperature, torch.float64) if here else temperature.detach()
 
     def _with_constants(self, given: Sequence[Any]) -> list[Any]:
-        """The numbers of all scores, those that are no tensors among them."""
+        """The numbers of all scores, including those that are not tensors."""
         dtype = self.pattern.numpy_dtype
         arrays = [
             self.numbers(s) if isinstance(s, Tensor) else s if s is None else np.asarray(s, dtype)
@@ -175,7 +175,7 @@ class EagerPlan:
         return arrays
 
     def _on_device(self, graph: FactorGraph) -> Any:
-        """What makes the task, on the device of the scores if there is an engine."""
+        """Makes the task, on the device of the scores if there is an engine."""
         device, model = self.pattern.kinds[0].device, graph._form().model
         oracles = bool(graph._own_oracles())
         engine = _engines.engine_there(model, self.options, self.pattern.device, oracles)

@@ -1,7 +1,7 @@
-"""Derivatives of the second order and beyond of an eager solve.
+"""Second and higher derivatives of an eager solve.
 
-The gradients of a solve as functions, in torch, of the incoming gradients, of the scores and of the
-temperature. Only `create_graph=True` and transforms ask for them.
+The gradients of a solve are expressed as torch functions of the incoming gradients, the scores and
+the temperature. Only `create_graph=True` and transforms need them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LastDerivative", "differentiable_gradients"]
 def differentiable_gradients(
     ctx: Any, plan: EagerPlan, which: str, grads: Sequence[Any]
 ) -> list[Any]:
-    """The gradients of the scores. `which`: the Jacobian to apply."""
+    """The gradients of the scores. which: the Jacobian to apply."""
     task, pattern = plan.task, plan.pattern
     layout, dtype = task.layout, pattern.dtype
     device = torch.device("cpu") if task.host is task else pattern.kinds[0].device
@@ -72,7 +72,7 @@ def differentiable_gradients(
 def _of_temperature(
     plan: EagerPlan, scores: Sequence[Tensor], temperature: Tensor, grad_u: Tensor, grad_v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a temperature, from those of scores that it has divided; and the divisor."""
+    """The gradient of a temperature, from those of the scores it divided; and the divisor."""
     layout, pattern = plan.task.layout, plan.pattern
     given: list[Any] = [None] * len(pattern.outputs)
     for i, array in plan.constants:
@@ -84,7 +84,7 @@ def _of_temperature(
     eta_v = layout.flat_factor_scores(space, given[plan.num_tensors :], grad_u.dtype)
     shape = layout.batch_shape
     divisor = temperature.to(grad_u.device, grad_u.dtype).expand(shape).reshape(-1, 1)
-    # d(eta / T) = d eta / T - eta dT / T^2; what is not finite has no gradient.
+    # d(eta / T) = d eta / T - eta dT / T^2; scores that are not finite have no gradient.
     inner = sum(
         [
             (grad * torch.where(eta.isfinite(), eta, 0)).sum(1)

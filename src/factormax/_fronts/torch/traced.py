@@ -3,8 +3,8 @@
 They work on flat tensors in float32 or float64, on the CPU or on a device; if the device has no
 engine for the graph, the numbers are copied to the CPU and back. `factormax::solve` and
 `factormax::solve_vjp` do the work, and know nothing of autograd; `factormax::solve_tracked`, which
-is what Dynamo sees, makes a solve that can be differentiated of them, and leaves no trace in the
-graphs that are run. What is not a tensor travels as a text and whole numbers: see
+is what Dynamo sees, combines them into a differentiable solve, and leaves no trace in the graphs
+that are run. Whatever is not a tensor is passed as text and whole numbers: see
 `factormax._fronts.torch.written`.
 """
 
@@ -56,9 +56,9 @@ _SOLVE = (
     f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)"
 )
 _TAGS: Any = [torch.Tag.pt2_compliant_tag]
-if hasattr(torch.Tag, "cudagraph_unsafe"):  # it may wait for the device, or go by way of the CPU
+if hasattr(torch.Tag, "cudagraph_unsafe"):  # it may wait for the device, or run on the CPU
     _TAGS.append(torch.Tag.cudagraph_unsafe)
-# `torch.library.custom_op` would write the same, and takes several times as long at every call.
+# `torch.library.custom_op` would do the same, but takes several times as long per call.
 _LIBRARY.define(f"solve{_SOLVE}", tags=_TAGS)
 _LIBRARY.define(f"solve_tracked{_SOLVE}", tags=_TAGS)
 _LIBRARY.define(
@@ -80,9 +80,9 @@ def _inputs_of(
     sizes: Sequence[int] | None,
     text: str,
 ) -> tuple[Read, Inputs, Any]:
-    """What is asked, its numbers, and the engine of their device; None: they are on the host.
+    """The query, its numbers, and the engine of their device (None if they are on the host).
 
-    A list that is empty may come as None: AOTInductor makes no difference between them.
+    An empty list may arrive as None: AOTInductor does not distinguish them.
     """
     asked = read_again(text, sizes or (), [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params or ()]
@@ -105,7 +105,7 @@ def _inputs_of(
 def _solve(
     eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
-    """LP-SparseMAP of a batch: scores `(B, n)`, those of factors `(1 | B, P)`, to marginals."""
+    """LP-SparseMAP of a batch: from scores `(B, n)` and factor scores `(1 | B, P)` to marginals."""
     asked, inputs, engine = _inputs_of(True, eta_u, eta_v, mask, *graph)
     if engine is not None:
         from factormax._fronts.torch.device import solve_flat
@@ -123,13 +123,13 @@ def _solve(
 
 
 def _check(asked: Read, inputs: Inputs) -> None:
-    """Raises for scores that are NaN or +inf, or -inf where that makes no sense."""
+    """Raises for scores that are NaN or +inf, or -inf where that is not allowed."""
     check_scores(inputs.eta_u, inputs.mask, asked.tensors, ())
     check_scores(inputs.eta_v, None, asked.scores, (), asked.allow_minus_inf)
 
 
 def _tensors(like: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
-    """Arrays of NumPy on the device of a tensor."""
+    """NumPy arrays as tensors on the device of `like`."""
     found = tuple(map(torch.from_numpy, arrays))
     return found if like.is_cpu else tuple([t.to(like.device) for t in found])
 
@@ -165,7 +165,7 @@ def _vjp(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `factormax::solve` with respect to both kinds of scores.
 
-    tau: if there are structured factors; mu, mu_v: if there is a gradient of the objective.
+    tau is given if there are structured factors, mu and mu_v if the objective has a gradient.
     """
     asked, inputs, engine = _inputs_of(False, eta_u, eta_v, mask, *graph)
     if engine is not None:
@@ -178,7 +178,7 @@ def _vjp(
             there_v = there_v + torch.nan_to_num(mu_v) * weight
         return there_u, _summed(there_v, len(eta_v))
     if tau is not None:
-        # The structures are of no fixed number, so the operator can't return them: find them again.
+        # The number of structures varies, so the operator can't return them: find them again.
         raw = _engines.solve(inputs, asked.options, as_numpy(tau))
     else:
         raw = RawSolution(inputs.core)
@@ -199,7 +199,7 @@ def _vjp(
 
 
 def _summed(grad_v: Any, rows: int) -> Any:
-    """Over the instances, if they share the scores."""
+    """Summed over the instances, if they share the scores."""
     return grad_v.sum(0)[None] if rows == 1 < len(grad_v) else grad_v
 
 
@@ -218,7 +218,7 @@ def _vjp_fake(
 
 
 class TracedSolve(torch.autograd.Function):
-    """The operators as one function that can be differentiated, once."""
+    """The operators as one function that can be differentiated once."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -226,7 +226,7 @@ class TracedSolve(torch.autograd.Function):
         output = torch.ops.factormax.solve(*inputs)
         eta_u, eta_v, mask, _, literals, params, numbers, sizes, text = inputs
         mu, mu_v, _, tau, sides, report = output
-        # mu, mu_v: if there is a gradient of the objective; tau: if there are structures.
+        # Keep mu and mu_v for a gradient of the objective, tau for structures.
         kept = [tau] if is_structured(text) else []
         ctx.save_for_backward(eta_u, eta_v, mask, sides, mu, mu_v, *literals, *params, *kept)
         ctx.mark_non_differentiable(tau, sides, report)
@@ -251,7 +251,7 @@ class TracedSolve(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raises what breaks the graph by itself: a solve outside of it has a forward mode."""
+        """Raises an error that breaks the graph: outside of it, a solve has a forward mode."""
         raise NotImplementedError(
             "factormax: a solve in forward mode can't be compiled. Without fullgraph=True the "
             "graph breaks there, and the solve runs outside of it."
@@ -259,7 +259,7 @@ class TracedSolve(torch.autograd.Function):
 
 
 class _Hidden:
-    """A function that torch's compiler does not look into, wherever it is called from."""
+    """A function that torch's compiler does not trace, wherever it is called from."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -268,7 +268,7 @@ class _Hidden:
     def __call__(self, *args: Any) -> Any:
         if not may_be_traced():
             return self.function(*args)
-        if self.hidden is None:  # not before: marking a function imports the whole compiler
+        if self.hidden is None:  # only now, because marking a function imports the whole compiler
             disable: Any = torch.compiler.disable
             self.hidden = disable(self.function)
         assert self.hidden is not None
@@ -289,7 +289,7 @@ _apply: Any = super(torch.autograd.Function, TracedSolve).apply
 
 
 def _tracked(*args: Any) -> Any:
-    """Inside a transform of `torch.func`, this is called once for each level of it."""
+    """Called once per level inside a transform of `torch.func`."""
     if not torch._C._are_functorch_transforms_active():
         return _apply(*args)
     from torch._functorch import autograd_function
@@ -315,7 +315,7 @@ def _rows_of(tensor: Tensor, dim: int | None) -> int:
 
 
 def _vmap_solve(operator: Any, info: Any, in_dims: Any, *args: Any) -> Any:
-    """The instances of all samples in one batch."""
+    """Puts the instances of all samples into one batch."""
     size, rows = info.batch_size, _rows_of(args[0], in_dims[0])
     merged = partial(_merged, size, rows)
     numbers = map(merged, args[:4], in_dims[:4])
@@ -326,7 +326,7 @@ def _vmap_solve(operator: Any, info: Any, in_dims: Any, *args: Any) -> Any:
 
 
 def _vmap_vjp(info: Any, in_dims: Any, *args: Any) -> Any:
-    """The same for the derivative; scores that instances of a sample share collect over them."""
+    """The same for the derivative; gradients of scores that a sample's instances share add up."""
     size, rows = info.batch_size, _rows_of(args[3], in_dims[3])
     merged = partial(_merged, size, rows)
     numbers = map(merged, args[:10], in_dims[:10])
@@ -363,7 +363,7 @@ def solve_traced(
 
 
 def _engine_of(device: torch.device) -> str:
-    """What `solution.engine` says: while tracing, nobody knows whether a device has an engine."""
+    """What `solution.engine` says: whether a device has an engine is unknown while tracing."""
     if device.type == "cpu":
         return "cpu"
     return f"{device.type}, or cpu (a compiled solve does not tell which)"
@@ -378,7 +378,7 @@ def _op_args(
 ) -> tuple[Any, ...]:
     """The arguments of the operator for a graph."""
     place = first_tensor(graph).device
-    if place.type not in ("cpu", "cuda"):  # the operators have nothing else
+    if place.type not in ("cpu", "cuda"):  # the operators support no other device
         place = torch.device("cpu")
     eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, place)
     out = written(graph, options)

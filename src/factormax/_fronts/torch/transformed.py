@@ -1,9 +1,9 @@
 """Solves inside the transforms of `torch.func`, and in forward mode.
 
-There, a tensor stands for others (one for each sample of a `vmap`, or one with a tangent), so that
-its numbers can't be looked at. Everything around the solve is ordinary torch, which transforms it
-by itself; `FlatSolve` has a rule for each transform. What that costs, a solve that is not
-transformed need not pay: see `factormax._fronts.torch.eager.EagerSolve`.
+There, a tensor stands for others (one per sample of a `vmap`, or one with a tangent), so its
+numbers can't be read. Everything around the solve is ordinary torch, which torch transforms itself;
+`FlatSolve` has a rule for each transform. A solve that is not transformed avoids the cost of this:
+see `factormax._fronts.torch.eager.EagerSolve`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _forward_ad: Any = torch.autograd.forward_ad
 
 
 def is_transformed() -> bool:
-    """Whether scores may be those of a transform, or have a tangent."""
+    """Whether scores may belong to a transform, or have a tangent."""
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
 def solve_transformed(
     graph: FactorGraph, options: Options, warm_start: Solution | None, temperature: Any
 ) -> Solution:
-    """Solves a graph whose scores are those of a transform."""
+    """Solves a graph whose scores belong to a transform."""
     plan = FlatPlan(graph, options)
     layout = plan.form.layout
     warm = None
@@ -61,7 +61,7 @@ def solve_transformed(
 def _applied_to(
     plan: FlatPlan, graph: FactorGraph, warm: Tensor | None, temperature: Any, *more: Tensor
 ) -> tuple[Tensor, Tensor, Any]:
-    """The flat scores of a graph, and what `FlatSolve` makes of them."""
+    """The flat scores of a graph, and what `FlatSolve` returns for them."""
     layout = plan.form.layout
     eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, plan.device)
     rows = layout.batch
@@ -87,12 +87,12 @@ def loss_transformed(
     options: Options,
     temperature: Any,
 ) -> Tensor:
-    """The losses of a graph whose scores are those of a transform."""
+    """The losses of a graph whose scores belong to a transform."""
     given = check_target(graph, targets, kind, cost)
     if mask is not None:
         raise GraphError(
             "loss: mask= is not supported inside the transforms of torch.func. Call loss outside "
-            "of them, or give the whole target."
+            "them, or give the whole target."
         )
     for u, target in targets.items():
         check_shape(u, torch.as_tensor(target).shape, graph._known_batch_shape())
@@ -115,20 +115,20 @@ def loss_transformed(
 
 
 class FlatListing:
-    """The probabilities of the structures of a solve, when they are first asked for."""
+    """The probabilities of the structures of a solve, found on first access."""
 
     def __init__(self, plan: FlatPlan, place: Tensor, *scores: Tensor) -> None:
         self.plan, self.place, self.scores = plan, place, scores
 
     @cached_property
     def probs(self) -> tuple[Tensor, ...]:
-        """Of each structured factor, `(B, ..., K)`, with their history."""
+        """The probabilities of each structured factor, `(B, ..., K)`, with their history."""
         apply: Any = FlatProbs.apply
         return apply(self.plan, self.place, *self.scores)  # type: ignore[no-any-return]
 
 
 class FlatAnswer:
-    """What a structured factor hands out: the rows of a transform's instances."""
+    """What a structured factor returns: the rows of a transform's instances."""
 
     def __init__(self, listing: FlatListing, number: int, factor: Any, like: Tensor) -> None:
         self.listing, self.number = listing, number
@@ -140,7 +140,7 @@ class FlatAnswer:
         return self.listing.plan.task.supports[self.number]
 
     def _rows(self, array: Any, *rest: int) -> Tensor:
-        """Of all instances, as NumPy has them, those of here, in the shape of the batch."""
+        """The rows of this transform's instances, in the shape of the batch."""
         plan = self.listing.plan
         form = plan.form
         shape = (*form.groups[self.number], *rest)

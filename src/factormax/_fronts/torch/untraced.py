@@ -1,7 +1,7 @@
-"""What `torch.compile` must not look into: it breaks the graph there, and goes on after it.
+"""What `torch.compile` must not trace: it breaks the graph there, and continues afterwards.
 
-With `fullgraph=True`, the error says why. Imported only when torch's compiler is in use, because
-marking a function imports all of it.
+With `fullgraph=True`, the error says why. This module is imported only when torch's compiler is in
+use, because marking a function imports all of the compiler.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _hidden(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     return disable(function, reason=f"factormax: {reason}")  # type: ignore[no-any-return]
 
 
-solve = _hidden(solve_eager, "a solve outside of the compiled graph.")
+solve = _hidden(solve_eager, "a solve outside the compiled graph.")
 solve_map = _hidden(
     solve_eager, "solve_map and decode can't be compiled: their answers are piecewise constant."
 )
 solve_own = _hidden(
-    solve_eager, "a factor of your own, with an oracle in Python, can't be compiled."
+    solve_eager, "a user-defined factor, with an oracle in Python, can't be compiled."
 )
-find_optimum = _hidden(find_eagerly, "the objective of a solve outside of the compiled graph.")
+find_optimum = _hidden(find_eagerly, "the objective of a solve outside the compiled graph.")
 loss = _hidden(FactorGraph._loss, "loss can't be compiled.")
 
 
@@ -42,4 +42,4 @@ def _listed(record: Record, factor: Any, what: str) -> Any:
     return getattr(record.answer_of(factor), what)
 
 
-listed = _hidden(_listed, "structures and probs can't be had in a compiled graph.")
+listed = _hidden(_listed, "structures and probs are not available in a compiled graph.")

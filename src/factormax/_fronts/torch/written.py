@@ -1,8 +1,8 @@
-"""A graph as a text and whole numbers, which are all that an operator of torch takes.
+"""A graph as text and whole numbers, which are all that a torch operator takes.
 
-The text says what the graph is made of; all that may change with the sizes of tensors is among the
-numbers, which are symbolic while `torch.compile` traces. `Written.read` makes the graph's model of
-it again.
+The text describes the graph; everything that may change with the sizes of tensors is among the
+numbers, which are symbolic while `torch.compile` traces. `read` rebuilds the graph's model from
+them.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Written:
 
     text: str
     sizes: list[int] = field(default_factory=list)
-    literals: list[Any] = field(default_factory=list)  # of parts that are lists, `(k, d)`
-    numbers: list[float] = field(default_factory=list)  # parameters that are one number
+    literals: list[Any] = field(default_factory=list)  # of listed parts, `(k, d)`
+    numbers: list[float] = field(default_factory=list)  # parameters that are a single number
     params: list[Any] = field(default_factory=list)  # the others, `(1 | B, size)`
 
 
 @dataclass(frozen=True)
 class Read:
-    """What was written, but for the parameters."""
+    """What was written, except the parameters."""
 
     factors: tuple[BaseFactor, ...]
     flags: tuple[
         str, ...
-    ]  # for each factor: "n" for a parameter that is one number, "a" for others
+    ]  # for each factor: "n" for a parameter that is a single number, "a" for others
     options: Options
     tensors: Names
     scores: Names
@@ -60,7 +60,7 @@ class Read:
         return model_of(sum([math.prod(shape) for _, shape in self.tensors]), self.factors)
 
     def params(self, numbers: Sequence[float], arrays: Sequence[Any], check: bool) -> list[Any]:
-        """The parameters of all factors, which could not be checked while tracing."""
+        """The parameters of all factors; they could not be checked while tracing."""
         number, array = iter(numbers), iter(arrays)
         found: list[Any] = []
         for factor, flags in zip(self.factors, self.flags, strict=True):
@@ -96,7 +96,8 @@ def written(graph: FactorGraph, options: Options) -> Written:
 def _links(structured: Sequence[StructuredFactor]) -> Iterator[int]:
     """How each is linked: 0, not; 1, all but the first of its call; 2, all of them.
 
-    The variables may not be there to compare: what shares a tensor may share a variable.
+    The variables may not be available to compare, so factors that share a tensor count as sharing
+    a variable.
     """
     seen: set[int] = set()
     for f in structured:
@@ -138,7 +139,7 @@ _remembered: Remembered[Read] = Remembered(64)
 
 
 def read_again(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
-    """What was written, if all of it is there; remembered, for it comes again and again."""
+    """What was written, if nothing is symbolic; cached, because it is needed again and again."""
     lists = tuple([(a.shape, a.tobytes()) for a in literals]) if literals else ()
     key = (text, tuple(sizes), lists)
     found = _remembered.get(key)
@@ -150,7 +151,7 @@ def read_again(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read
 
 
 def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
-    """What was written. While tracing, sizes are symbolic, and arrays have a shape only."""
+    """What was written. While tracing, sizes are symbolic, and arrays have only a shape."""
     factors, options, tensors, scores = [part.split("\x1e") for part in text.split("\x1d")]
     size, listed = iter(sizes), iter(literals)
     made, kinds = [], []
@@ -161,7 +162,7 @@ def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
     method, tol, max_iter, max_inner_iter, step_size, on_failure = options
     named = _read_shapes(tensors, size)
     owned = _read_shapes(scores, size)
-    record, start = Record(0), 0  # which messages take the names of variables from
+    record, start = Record(0), 0  # holds the names of variables, for messages
     for name, shape in named:
         count = math.prod(shape)
         record.tensors.append(VariableTensor(name, start, count, shape, None, None))
@@ -217,7 +218,7 @@ def is_structured(text: str) -> bool:
 
 
 def num_dual(factors: Sequence[BaseFactor]) -> int:
-    """The number of multipliers, also where sizes are symbolic."""
+    """The number of multipliers; sizes may be symbolic."""
     total = 0
     for f in factors:
         if isinstance(f, RowFactor):
