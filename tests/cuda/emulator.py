@@ -73,7 +73,7 @@ class Function:
         most = attributes().shared_per_block
         if shared > most:
             raise RuntimeError(
-                f"{self.name}: a block asks for {shared} bytes of shared memory, and can have "
+                f"{self.name}: a block needs {shared} bytes of shared memory, but can have only "
                 f"{most}."
             )
         message = ctypes.create_string_buffer(2048)

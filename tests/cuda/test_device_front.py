@@ -605,7 +605,7 @@ def test_a_layer_can_be_captured() -> None:
 def test_what_was_never_solved_can_not_be_captured() -> None:
     layer = fm.nn.Matching(on_failure="ignore")
     scores = torch.zeros(2, 7, 11, device="cuda")
-    with torch.no_grad(), pytest.raises(fm.GraphError, match="solve it once before you record"):
+    with torch.no_grad(), pytest.raises(fm.GraphError, match="solve it once before recording"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             layer(scores)
 

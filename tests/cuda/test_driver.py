@@ -93,7 +93,7 @@ class TestUnavailable:
     def test_without_a_device(self, fake):
         fake.init_code = 100
         words = "no CUDA-capable device is detected (CUDA_ERROR_NO_DEVICE)"
-        assert driver.unavailable() == f"the CUDA driver does not start: {words}"
+        assert driver.unavailable() == f"the CUDA driver could not be started: {words}"
 
     def test_without_nvrtc(self, fake, monkeypatch):
         monkeypatch.setattr(compiler, "_candidates", lambda: iter(["nowhere.so"]))
@@ -191,8 +191,8 @@ class TestLoad:
         said = [(r.levelname, r.getMessage()) for r in caplog.records]
         assert [level for level, _ in said] == ["WARNING", "INFO", "INFO"]
         assert said[0][1] == (
-            "factormax compiles CUDA kernels for Fake 0, which takes some seconds; they are kept "
-            f"in {cache}."
+            "factormax is compiling CUDA kernels for Fake 0, which takes a few seconds; they are "
+            f"kept in {cache}."
         )
         forget()
         caplog.clear()
@@ -312,7 +312,7 @@ class TestLaunch:
         assert (fake.allowances, fake.allowed) == (1, 232_448)
 
     def test_too_much_shared_memory(self, fake, function):
-        message = r"forward: a block asks for 300000 bytes .* can have 232448 on Fake 1"
+        message = r"forward: a block needs 300000 bytes .* can have only 232448 on Fake 1"
         with pytest.raises(RuntimeError, match=message):
             function.launch(1, 32, 300_000, 0, Args())
         assert fake.launches == 0
@@ -447,7 +447,7 @@ class TestOnDevice:
         function = driver.load(SCALE, ["scale"], 0)["scale"]
         with pytest.raises(RuntimeError, match="invalid argument"):
             function.launch(1, 2048, 0, 0, Args(5, None))
-        with pytest.raises(RuntimeError, match="bytes of shared memory, and can have"):
+        with pytest.raises(RuntimeError, match="bytes of shared memory, but can have"):
             function.launch(1, 32, 1 << 20, 0, Args(5, None))
 
     def test_is_quick(self):

@@ -298,7 +298,7 @@ def test_it_works_again_after_an_error():
 def test_what_the_driver_would_refuse():
     with pytest.raises(RuntimeError, match=r"multiple of 32 up to 1024, got 48"):
         run("", [], block=48)
-    with pytest.raises(RuntimeError, match=r"asks for 1000000 bytes of shared memory"):
+    with pytest.raises(RuntimeError, match=r"needs 1000000 bytes of shared memory"):
         run("", [], shared=1_000_000)
     with pytest.raises(RuntimeError, match=r"arguments have 4 bytes, but the kernel takes 24"):
         kernel("").launch(1, 32, 0, 0, Other())

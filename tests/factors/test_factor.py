@@ -816,7 +816,7 @@ def test_the_number_of_the_instance_where_float32_leaves_it_to_double():
     ("what", "message"),
     [
         (lambda m, n: -1, "native_map reported a failure"),
-        (lambda m, n: m.__setitem__(0, 0.5), "not made of 0 and 1"),
+        (lambda m, n: m.__setitem__(0, 0.5), "not all 0 and 1"),
         (lambda m, n: m.__setitem__(2, 1.0), "switched on a variable that is masked"),
         (lambda m, n: n.__setitem__(0, np.nan), "a feature that is not finite"),
     ],

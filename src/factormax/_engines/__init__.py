@@ -1,7 +1,7 @@
-"""Engines: what solves a batch, and differentiates it, on one kind of device.
+"""Engines: each solves and differentiates batches on one kind of device.
 
-An engine is chosen by the device of the scores. Where it can't, the CPU takes its place, and
-`solution.engine` tells why. To add one, write a class with the four members of `Engine`, and put an
+An engine is chosen by the device of the scores. If it can't answer the query, the CPU does, and
+`solution.engine` says why. To add one, write a class with the four members of `Engine`, and put an
 instance of it into `ENGINES`, before the CPU's.
 """
 
@@ -29,15 +29,15 @@ _NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
 
 class Engine(Protocol):
-    """What every engine has."""
+    """The interface of every engine."""
 
     name: str
 
     def supports(self, inputs: Inputs, options: Options) -> tuple[bool, str]:
-        """Whether it can answer this, and if not, why not."""
+        """Whether it can answer this query, and if not, why not."""
 
     def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
-        """The answers; `warm`: `(B, multipliers)` to begin from."""
+        """The answers; warm: multipliers to start from, `(B, multipliers)`."""
 
     def vjp(
         self,
@@ -47,19 +47,19 @@ class Engine(Protocol):
         grad_mu_v: FloatArray | None,
         grad_prob: npt.NDArray[np.float64] | None,
     ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
-        """The gradients of `eta_u` and `eta_v`, `(B, ...)`, from those of the answers; None is 0.
+        """The gradients of `eta_u` and `eta_v`, `(B, ...)`, given those of the answers (None: 0).
 
-        And how well the system of each instance was solved, and the worst of that. `grad_prob` is
-        that of the probabilities of the structures, in their order.
+        Also returns the residual of each instance's system, and the largest one. `grad_prob` is the
+        gradient of the probabilities of the structures, in their order.
         """
 
 
-#: In the order in which they are asked; the CPU's, which can do everything, is last.
+#: In the order in which they are tried; the CPU's, which supports everything, comes last.
 ENGINES: list[Engine] = [CudaEngine(), CpuEngine()]
 
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
-    """The engine for these, and why it is not one on the device of the scores; "" if it is."""
+    """The engine for a query, and why it is not on the device of the scores; "" if it is."""
     kind = inputs.device.split(":")[0]
     reason = f"there is no engine for {kind}"
     for engine in ENGINES:
@@ -74,7 +74,7 @@ def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
 
 @lru_cache(maxsize=64)
 def engine_there(model: Model, options: Options, device: str, oracles: bool = False) -> Any:
-    """The engine whose `solve_there` solves such a model where its scores are, or None."""
+    """The engine whose `solve_there` solves this model on the device of the scores, or None."""
     kind = device.split(":")[0]
     asked = Inputs(model, *_NOTHING, [], oracles=(None,) * oracles, device=device)
     for engine in ENGINES:
@@ -85,7 +85,7 @@ def engine_there(model: Model, options: Options, device: str, oracles: bool = Fa
 
 
 def engine_of(device: str) -> str:
-    """What `solution.engine` says of scores on this device that a traced function of JAX solved."""
+    """What `solution.engine` says if a traced JAX function solved scores on this device."""
     kind = device.split(":")[0]
     return "cpu" if kind == "cpu" else f"cpu (a compiled solve on {kind} has no engine)"
 
@@ -101,7 +101,7 @@ def solve(inputs: Inputs, options: Options, warm: Any = None) -> RawSolution:
             )
     if inputs.model.num_structured and inputs.here is not None:
         _check_masks(inputs)
-    if inputs.device == "cpu":  # where every solution comes from that does not say otherwise
+    if inputs.device == "cpu":  # the default engine of a solution
         return ENGINES[-1].solve(inputs, options, warm)
     engine, reason = choose(inputs, options)
     raw = engine.solve(inputs, options, warm)
@@ -116,7 +116,7 @@ def vjp(
     grad_mu_v: FloatArray | None = None,
     grad_prob: npt.NDArray[np.float64] | None = None,
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
-    """The derivative of a solve, by the engine that solved; see `Engine.vjp`."""
+    """The derivative of a solve, by the engine that solved it; see `Engine.vjp`."""
     if raw.there is None:
         return ENGINES[-1].vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
     engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
@@ -124,11 +124,11 @@ def vjp(
 
 
 def _check_masks(inputs: Inputs) -> None:
-    """Raises where a structured factor can't do without what is masked."""
+    """Raises if the mask removes something that a structured factor needs."""
     assert inputs.here is not None
     nothing = StructuredFactor.__dict__["_check_mask"].__func__
     for factor in structured_of(inputs.model):
         own: Any = BaseFactor._registry.get(factor.name)
-        # Most have no rule, and thousands of tables must not cost a look at each.
+        # Most have no rule; do not look at each of thousands of tables.
         if own is not None and own._check_mask.__func__ is not nothing:
             own._check_mask(inputs.here[:, factor.variables], tuple(factor.shape.tolist()))

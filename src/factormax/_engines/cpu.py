@@ -27,7 +27,7 @@ BY_ROWS = ByRows.dense
 
 _FAULTS = {
     CallbackFault.raised: "native_map reported a failure.",
-    CallbackFault.not_binary: "native_map returned an assignment that is not made of 0 and 1.",
+    CallbackFault.not_binary: "native_map returned an assignment that is not all 0 and 1.",
     CallbackFault.forbidden: "native_map switched on a variable that is masked (its score is "
     "-inf).",
     CallbackFault.not_finite: "native_map returned a feature that is not finite.",
@@ -41,7 +41,7 @@ class CpuEngine:
     name = "cpu"
 
     def supports(self, inputs: Inputs, options: Options) -> tuple[bool, str]:
-        """Always."""
+        """Always True."""
         return True, ""
 
     def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
@@ -73,7 +73,7 @@ def _solve(
     inputs: Inputs, options: Options, warm: FloatArray | None, oracles: list[Any] | None = None
 ) -> RawSolution:
     if options.linear and inputs.eta_u.dtype == np.float32:
-        # What the multipliers resolve in float32 is not enough to close the gap to the bound.
+        # Multipliers in float32 are not precise enough to close the gap to the bound.
         start = None if warm is None else warm.astype(np.float64)
         wide = _solve(inputs.wide(), options, start, oracles)
         return RawSolution.like(wide, inputs.batch, np.float32).fill([wide])
@@ -93,7 +93,7 @@ def _solve(
 
 @lru_cache(maxsize=64)
 def _settings(options: Options, by_rows: ByRows, seconds: float = math.inf) -> Settings:
-    limited = options.max_inner_iter < Options.max_inner_iter  # asks for the oracle
+    limited = options.max_inner_iter < Options.max_inner_iter  # a limit implies use of the oracle
     if limited or by_rows == ByRows.never:
         by_rows = ByRows.never
     elif options.list_structures:
@@ -110,7 +110,7 @@ def _settings(options: Options, by_rows: ByRows, seconds: float = math.inf) -> S
 
 
 def _take_proofs(raw: RawSolution) -> None:
-    """The core hands the certificate of an infeasible instance out in place of its multipliers."""
+    """Takes the certificates of infeasible instances, returned in place of their multipliers."""
     proofs = {}
     for i in np.flatnonzero(raw.status == Status.INFEASIBLE.code):
         cuts = raw.structures.num_cuts.reshape(len(raw.status), -1)[i]
@@ -121,9 +121,9 @@ def _take_proofs(raw: RawSolution) -> None:
 
 
 def _callbacks(inputs: Inputs) -> list[Any]:
-    """What the core calls for each structured factor that is the user's own, None for the others.
+    """What the core calls for each user-defined structured factor; None for the others.
 
-    Python functions run in the grad mode of the caller: other threads have one of their own.
+    Python functions run in the caller's grad mode, because other threads have their own.
     """
     keep = grad_mode_keeper()
     given = [None if o is None else o._callback() for o in inputs.oracles]
@@ -131,7 +131,7 @@ def _callbacks(inputs: Inputs) -> list[Any]:
 
 
 def _solve_together(inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
-    """Solves the instances side by side, so that `map_batch` sees their scores at once."""
+    """Solves the instances concurrently, so that `map_batch` sees their scores at once."""
     alone = _callbacks(inputs)
 
     def solve_one(i: int, rendezvous: Rendezvous) -> RawSolution:

@@ -1,9 +1,9 @@
 """The library in plain NumPy: slow, dense, one instance, and meant to be read.
 
-What defines a solution and its gradient is written down here once more, and tests hold
-it and the C++ core together. What only makes the core fast has no twin: L-BFGS, flows,
-links, the linear program. The mathematics, and the list of what is not here, is in
-`docs/math.md`; its equation numbers are cited where they are used.
+What defines a solution and its gradient is implemented here a second time, and tests
+compare it with the C++ core. What only makes the core fast has no counterpart: L-BFGS,
+flows, links, the linear program. The mathematics, and the list of what is not here, are
+in `docs/math.md`; its equation numbers are cited where they are used.
 
 | module     | what it shows                                                        |
 |------------|----------------------------------------------------------------------|
@@ -15,7 +15,7 @@ links, the linear program. The mathematics, and the list of what is not here, is
 | `admm`     | the paper's algorithm, corrected, from the local solutions           |
 
 `structures`, `active_set` and `tree_cuts` show one structured factor: all its structures, the
-solution from these, and sets of words that lack a head.
+solution made from them, and sets of words that lack a head.
 """
 
 from factormax.reference.admm import AdmmResult, admm

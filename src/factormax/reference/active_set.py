@@ -1,8 +1,8 @@
 r"""SparseMAP of one structured factor, by the active-set method over all its structures.
 
-The core's version asks a MAP oracle for the next structure; this one looks through the
-columns of `structures`. Everything else is the same method, with dense solves where the
-core keeps a factorisation up to date.
+The core's version asks a MAP oracle for the next structure; this one searches the columns
+of `structures`. Otherwise it is the same method, with dense solves where the core updates
+a factorisation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sparsemap(
         N: (s, K) their features.
         x: (d,) scores of the variables; −inf forbids the structures that use one.
         eta_v: (s,) scores of the features; likewise.
-        w: (d,) weights of the squares, at least 0; all 1 if left out.
+        w: (d,) weights of the squares, at least 0; all 1 by default.
         tol: largest $\max_k r_k - \tau$ accepted, relative to the largest score if that is
             above 1.
 
@@ -57,10 +57,10 @@ def sparsemap(
     A, c = _weighted(M, w), column_scores(M, N, x, eta_v)
     finite = np.isfinite(c)
     if not finite.any():
-        raise ValueError("sparsemap: no structure is allowed; every one uses a score of −inf.")
+        raise ValueError("sparsemap: no structure is allowed: each uses a score of −inf.")
     tol *= max(1.0, float(np.abs(c[finite]).max()))
 
-    support = [int(np.argmax(c - 0.5 * (A * A).sum(axis=0)))]  # the best alone
+    support = [int(np.argmax(c - 0.5 * (A * A).sum(axis=0)))]  # the best single column
     p = np.ones(1)  # on the support
     entered = -1  # the column added last, until p moves
     for _ in range(100 + 20 * len(c)):
@@ -69,7 +69,7 @@ def sparsemap(
         falling = target <= 0
         if falling.any():
             ratio = np.full(len(p), np.inf)
-            ratio[falling] = 0.0  # a column may stand at 0 already, where two arrived at once
+            ratio[falling] = 0.0  # a column may be at 0 already, if two arrived at once
             moving = falling & (p > 0)
             ratio[moving] = p[moving] / (p[moving] - target[moving])
             first = int(np.argmin(ratio))
@@ -81,7 +81,7 @@ def sparsemap(
             continue
         p = target
 
-        # The best column comes in.
+        # Add the best column.
         r = c - A.T @ (A[:, support] @ p)
         tau = float(r[support] @ p)
         k = int(np.argmax(r))
@@ -177,7 +177,7 @@ def _affine_solution(A: Matrix, c: Vector) -> Vector:
 
 
 def _affine_combination(A: Matrix, a: Vector) -> Vector | None:
-    """Coefficients that sum to 1 and make `a` of the columns of A; None if there are none."""
+    """Coefficients that sum to 1 and combine the columns of A to `a`; None if there are none."""
     stacked = np.vstack([A, np.ones(A.shape[1])])
     wanted = np.append(a, 1.0)
     coefficients = np.linalg.lstsq(stacked, wanted, rcond=None)[0]

@@ -1,7 +1,7 @@
 r"""The paper's Algorithm 1, with its errata corrected: docs/math.md (34)–(38).
 
 Each factor keeps its own scaled copy $v_f$ of its variables, and solves its own small
-problem in closed form; averaging and a multiplier a copy make the copies agree.
+problem in closed form; averaging and one multiplier per copy make the copies agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AdmmResult(NamedTuple):
     mu: Vector
     """(n,): marginals."""
     tau: Vector
-    """(m,): multipliers of the rows, those of the compact dual: docs/math.md (38)."""
+    """(m,): multipliers of the rows, as in the compact dual: docs/math.md (38)."""
     iterations: int
     converged: bool
 
@@ -36,7 +36,7 @@ def admm(
         gamma: step size $\gamma > 0$.
         tol: bound on the primal residual $\|\tilde C\mu - v\|_\infty$ and on the dual residual
             $\gamma\|\mu - \mu^{old}\|_\infty$.
-        max_iter: how many rounds at most.
+        max_iter: the most rounds.
 
     >>> inf = np.array([np.inf])
     >>> xor = DenseProblem(np.array([0.5, 0.1]), np.ones((1, 2)), np.ones(1), -inf, inf)
@@ -83,7 +83,7 @@ def admm(
 def _local_solution(
     problem: DenseProblem, block: Block, y: Vector, delta: Vector, gamma: float
 ) -> tuple[Vector, Vector]:
-    r"""The factor's own problem, docs/math.md (37): its copy v, and a multiplier a row."""
+    r"""The factor's own problem, docs/math.md (37): its copy v, and one multiplier per row."""
     if block.or_out:
         # Into literal space: a negated copy is 1/δ minus itself, docs/math.md (28).
         negated = np.array(block.negated)

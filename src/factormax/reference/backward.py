@@ -18,7 +18,7 @@ from factormax.reference.rows import BoolVector, DenseProblem, Matrix, Vector
 
 
 class Face(NamedTuple):
-    """What holds still when the scores move a little."""
+    """What stays fixed when the scores move a little."""
 
     free: BoolVector
     """(n,): the variables strictly between 0 and 1."""
@@ -36,11 +36,11 @@ class Gradients(NamedTuple):
 
 
 def face(problem: DenseProblem, tau: Vector, margin: float = MARGIN) -> Face:
-    r"""Which variables are free and which rows tight: docs/math.md (40).
+    r"""Which variables are free and which rows are tight: docs/math.md (40).
 
-    In doubt a variable is clipped and a row is tight: wherever the solution is
-    differentiable this gives its derivative, also at 0/1 solutions, where the multipliers
-    are not unique and may well put $z_j$ on the very edge of the box.
+    In doubt, a variable is clipped and a row is tight. Wherever the solution is
+    differentiable this gives its derivative, even at 0/1 solutions, where the multipliers
+    are not unique and may put $z_j$ exactly on the edge of the box.
     """
     margin = margin + 16 * float(np.finfo(np.float64).eps * np.abs(problem.eta).max(initial=0.0))
     z = problem.eta - problem.A.T @ tau
@@ -92,8 +92,8 @@ def vjp(
     d = grad_mu if grad_mu_v is None else grad_mu + pair_jacobian.T @ grad_mu_v
     # (42): the small system.
     y = jacobian(problem, tau, margin) @ d
-    # (43): a pair score pushes the scores along the gradient of its value, so it hears y there.
-    # (45): and the objective by the envelope theorem.
+    # (43): a pair score moves the scores along the gradient of its value, so it receives y there.
+    # (45): the objective, by the envelope theorem.
     return Gradients(
         eta_u=y + grad_objective * mu,
         eta_v=pair_jacobian @ y + grad_objective * pair_values(problem, mu),

@@ -11,7 +11,7 @@ import numpy as np
 from factormax.reference.rows import Infeasible, Vector
 
 MARGIN = 1e-9
-"""Closer than this to a bound is on it: docs/math.md (40) says why."""
+"""Anything closer than this to a bound counts as on it: docs/math.md (40) says why."""
 
 
 def box_row(
@@ -35,11 +35,11 @@ def box_row(
         hi: largest multiplier; +inf for a hard row.
 
     Returns:
-        (v, t): the solution (d,), and its multiplier. Where a whole interval of multipliers
-        would do, the middle one: there no entry sits on the edge of its bound.
+        (v, t): the solution (d,), and its multiplier. If a whole interval of multipliers
+        would do, it is the midpoint, where no entry is exactly at its bound.
 
     Raises:
-        Infeasible: no point of the box satisfies the row, and no bound on t excuses it.
+        Infeasible: no point of the box satisfies the row, and no bound on t relaxes it.
 
     >>> box_row(np.array([0.5, 0.1]), np.ones(2), np.ones(2), 1.0, -np.inf, np.inf)
     (array([0.7, 0.3]), -0.2)
@@ -54,7 +54,7 @@ def box_row(
 
     # docs/math.md (26), case by case
     if np.isfinite(lo) and excess[0] <= tol:
-        t = lo  # the row has slack, or wants no more than the least multiplier
+        t = lo  # the row has slack, or needs no more than the least multiplier
     elif np.isfinite(hi) and excess[-1] >= -tol:
         t = hi  # too expensive to satisfy: a soft row gives in
     elif excess[0] < -tol or excess[-1] > tol:
@@ -100,7 +100,7 @@ def box_row_vjp(
 
     Returns:
         (grad_y, grad_hi): (d,), and the gradient of the upper bound of the multiplier (the
-        score of a pair), which is not 0 only where t sits on it.
+        score of a pair), which is nonzero only if t is at that bound.
     """
     z = y - w * t
     free = (z > margin) & (z < h - margin)

@@ -1,8 +1,8 @@
-r"""The compact dual: one scalar a row, and no copies of the variables.
+r"""The compact dual: one scalar per row, and no copies of the variables.
 
 Minimises $\varphi(\tau)$ of docs/math.md (13) row by row until nothing moves, and lets
-Newton's method put the last digits right. Slow and certain; the core's projected L-BFGS
-has to find the same point.
+Newton's method correct the last digits. Slow and reliable; the core's projected L-BFGS
+must find the same point.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dual_gradient(problem: DenseProblem, tau: Vector) -> Vector:
 
 
 def projected_gradient(problem: DenseProblem, tau: Vector) -> Vector:
-    """(m,): how far a unit gradient step inside the bounds goes, docs/math.md (15).
+    """(m,): how far a unit gradient step goes within the bounds, docs/math.md (15).
 
     It is 0 exactly at a solution; for a hard row it is at most the violation of the row.
     """
@@ -59,8 +59,8 @@ def objective(problem: DenseProblem, mu: Vector) -> float:
 def farkas(problem: DenseProblem, tau: Vector) -> float:
     r"""Negative only if no point satisfies the hard rows: docs/math.md (23).
 
-    Every $\mu$ that does has $\tau^\top A\mu \le \tau^\top b$; but the left side is never
-    below its minimum over the box. Soft rows promise nothing, and are left out.
+    Every $\mu$ that does has $\tau^\top A\mu \le \tau^\top b$, but the left side is never
+    below its minimum over the box. Soft rows guarantee nothing, and are left out.
     """
     tau = np.where(np.isfinite(problem.hi), 0.0, tau)
     return float(problem.b @ tau + np.maximum(0.0, -(problem.A.T @ tau)).sum())
@@ -74,13 +74,13 @@ def solve(
     Args:
         problem: n variables and m rows.
         tol: largest projected gradient (15) accepted; never below what rounding allows.
-        max_sweeps: how often each row may have its turn.
+        max_sweeps: the most sweeps over the rows.
 
     Returns:
         (mu, tau): marginals (n,) and multipliers (m,).
 
     Raises:
-        Infeasible: with multipliers that prove it.
+        Infeasible: the rows contradict each other; it holds multipliers that prove it.
         RuntimeError: `max_sweeps` were not enough.
 
     >>> inf = np.array([np.inf])
@@ -94,7 +94,7 @@ def solve(
     tol = max(tol, 8 * float(np.finfo(np.float64).eps) * largest * row_norm)
     tau = np.clip(0.0, problem.lo, problem.hi)
     if largest > 10:
-        # Far multipliers: start from those at a tenth of the scores, and so on down.
+        # The multipliers are far away: start from those for a tenth of the scores, recursively.
         tenth = replace(
             problem,
             eta=problem.eta / 10,
@@ -119,7 +119,7 @@ def solve(
 
 
 def _one_sweep(problem: DenseProblem, tau: Vector, tol: float) -> Vector:
-    """Minimise φ exactly over each multiplier in turn: every turn is one `box_row`.
+    """Minimise φ exactly over each multiplier in turn, with one `box_row` each.
 
     A row that is already optimal is left alone, so that every move is a descent.
     """
@@ -143,7 +143,7 @@ def _newton_finish(
     r"""Newton's method on the rows that seem to bind: docs/math.md (21).
 
     $\varphi$ is quadratic around a solution, so once the binding rows $I$ and the free
-    variables $J$ are right, one step lands on it. If they are wrong it fails: no harm.
+    variables $J$ are right, one step lands on it. If they are wrong, it fails, harmlessly.
     """
     for _ in range(steps):
         step = tau - dual_gradient(problem, tau)
@@ -156,7 +156,7 @@ def _newton_finish(
         A_free = problem.A[np.ix_(binding, free)]
         newton = np.linalg.lstsq(A_free @ A_free.T, -gradient[binding], rcond=1e-12)[0]
         if (np.abs(newton) > 10 * (1 + np.abs(tau).max(initial=0.0))).any():
-            return None  # a singular system: the step means nothing
+            return None  # a singular system: the step is meaningless
 
         tau[binding] += newton
         tau = np.clip(tau, problem.lo, problem.hi)

@@ -1,8 +1,8 @@
 r"""The local solution of `OrOut`: the last literal is the *or* of the others.
 
 Three branches, each a special case of "project, then see whether the rest holds" (the
-sifting lemma): docs/math.md (28)–(33). `AndOut` and negated variables come here too,
-after their literals have been flipped.
+sifting lemma): docs/math.md (28)–(33). `AndOut` and negated variables are handled here,
+too, after flipping their literals.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _solve(y: Vector, delta: Vector) -> _Branch:
 def _cap_by_output(y: Vector, delta: Vector) -> tuple[Vector, Vector, BoolVector]:
     r"""Project onto $\delta_i v_i \le \delta_o v_o$, then onto the box: docs/math.md (30)–(31).
 
-    The output pulls down the literals above it, the highest first, until the common
-    level $\theta$ of those it has met is at least the next one.
+    The output pulls down the literals above it, the highest first, until their common
+    level $\theta$ is at least the next literal.
     """
     highest_first = np.argsort(-(delta[:-1] * y[:-1]), kind="stable")
     tied = np.zeros(len(y), np.bool_)
@@ -110,7 +110,7 @@ def _cap_by_output(y: Vector, delta: Vector) -> tuple[Vector, Vector, BoolVector
 
     z = np.where(tied, theta / delta, y)  # the projection before the box
     t = np.where(tied, (y - z) / delta, 0.0)
-    t[-1] = 0.0  # the last multiplier is the sum row's
+    t[-1] = 0.0  # the multiplier of the sum row
     return np.clip(z, 0.0, 1 / delta), t, tied
 
 

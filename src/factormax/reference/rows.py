@@ -26,7 +26,7 @@ ONE_ROW, OR_OUT, BAND = 0, 1, 2  # Compiled.block_kind
 
 
 class Infeasible(ValueError):
-    """No point satisfies the hard rows; `tau`, if it is there, proves it: docs/math.md (23)."""
+    """No point satisfies the hard rows; `tau`, if not None, proves it: docs/math.md (23)."""
 
     def __init__(self, message: str, tau: Vector | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Pairs:
     eta_v: Vector = field(default_factory=lambda: np.zeros(0))
     """(P,): the scores s."""
     present: BoolVector = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(P,): False where both are masked. Such a pair keeps its number, and does nothing."""
+    """(P,): False where both are masked. Such a pair keeps its number, but does nothing."""
 
     @property
     def sigma(self) -> Matrix:
@@ -62,7 +62,7 @@ class Pairs:
 
     def literals(self, mu: Vector) -> Matrix:
         r"""(P, 2): $\ell = c + \sigma\mu$, docs/math.md (1), and 0 for an absent pair."""
-        ends = np.append(mu, 0.0)[self.var]  # column −1 is that of the masked ones
+        ends = np.append(mu, 0.0)[self.var]  # column −1 stands for masked variables
         return np.where(self.negated, 1.0 - ends, ends) * self.present[:, None]
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Block:
 
     rows: tuple[int, ...]
     """Its rows of `A`. For an OrOut: the implications in the order of `links`, then the sum; for
-    a band: that of the lower bound, then that of the upper one."""
+    a band: the row of the lower bound, then that of the upper bound."""
     links: tuple[int, ...]
     """The columns of its links; the output of an OrOut comes last."""
     or_out: bool = False
@@ -90,7 +90,7 @@ class DenseProblem:
     $$\min_{\mu \in [0,1]^n}\ \tfrac12\|\mu\|^2 - \langle\eta', \mu\rangle
       + \sum_r \max_{lo_r \le \tau_r \le hi_r} \tau_r\,(a_r^\top\mu - b_r)$$
 
-    A row that this instance lacks stays as $0^\top\mu \le 0$ with $\tau \in [0, 0]$, so
+    A row that this instance lacks is kept as $0^\top\mu \le 0$ with $\tau \in [0, 0]$, so
     that rows have the same numbers here and in the compiled graph.
 
     >>> inf = np.array([np.inf])  # two variables, exactly one on: sparsemax
@@ -112,9 +112,9 @@ class DenseProblem:
     pairs: Pairs = field(default_factory=Pairs)
     """The pairs behind the last `len(pairs)` rows."""
     blocks: tuple[Block, ...] = ()
-    """The factors; empty means that every row is a factor by itself."""
+    """The factors; empty means that every row is its own factor."""
     variables: IntVector | None = None
-    """(n,): the graph's number of each column, where a mask took some away."""
+    """(n,): the graph's number of each column, if a mask removed some."""
     num_variables: int | None = None
     """How many variables the graph has, masked ones included."""
 
@@ -125,7 +125,7 @@ class DenseProblem:
 
     @property
     def eta_u(self) -> Vector:
-        """(n,): the scores as the user gave them: docs/math.md (11) undone."""
+        """(n,): the scores as the user gave them, with docs/math.md (11) undone."""
         return np.asarray(self.eta - _linear_part(self.pairs, len(self.eta)))
 
     def to_graph(self, x: Vector) -> Vector:
@@ -139,7 +139,7 @@ class DenseProblem:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The index arrays of a compiled graph; a leading 1 is shared by all the instances."""
+    """The arrays of a compiled graph; an array with a leading 1 is shared by all instances."""
 
     num_variables: int
     row_ptr: npt.NDArray[np.int32]
@@ -147,7 +147,7 @@ class Compiled:
     col: npt.NDArray[np.int32]
     """(nnz,): the variable of each entry."""
     coef: Matrix
-    """(1 | B, nnz): its coefficient."""
+    """(1 | B, nnz): the coefficient of each entry."""
     rhs: Matrix
     """(1 | B, R): right-hand sides."""
     kind: npt.NDArray[np.int8]
@@ -160,8 +160,8 @@ class Compiled:
     """(F + 1,): where the rows of each factor begin."""
     block_kind: npt.NDArray[np.int8]
     """(F,): ONE_ROW; OR_OUT: rows (input, output), then the sum row, the output last (with one
-    input that row alone, an equation); BAND: minus the sum at most minus the lower bound, then the
-    sum at most the upper one, which is an equation if the bounds are equal."""
+    input only the sum row, as an equation); BAND: minus the sum is at most minus the lower bound,
+    then the sum is at most the upper bound, which is an equation if the bounds are equal."""
 
 
 def from_compiled(
@@ -178,18 +178,18 @@ def from_compiled(
         instance: which instance of the batch.
         eta_u: (num_variables,) scores of this instance; those of masked variables are not read.
         eta_v: (P,) pair scores of this instance.
-        mask: (num_variables,) bool; the variables that are False are off, and lose their column.
+        mask: (num_variables,) bool; variables with False are off, and have no column.
 
     Raises:
-        ValueError: a score of a variable that remains is not finite.
+        ValueError: a remaining variable has a score that is not finite.
     """
     keep = np.ones(compiled.num_variables, np.bool_) if mask is None else mask.astype(np.bool_)
     if not np.isfinite(eta_u[keep]).all() or not np.isfinite(eta_v).all():
-        raise ValueError("from_compiled: scores must be finite; put a score of -inf in the mask.")
+        raise ValueError("from_compiled: scores must be finite; mask variables that score -inf.")
     column = np.where(keep, np.cumsum(keep) - 1, -1)  # graph number → column, −1 if masked
     num_columns = int(keep.sum())
 
-    # Hard rows: copy the entries whose variable remains. A factor without one is absent.
+    # Hard rows: copy the entries whose variable remains. A factor without any is absent.
     col, kind = compiled.col, compiled.kind
     coef, rhs = _of(compiled.coef, instance), _of(compiled.rhs, instance)
     num_rows = len(kind)
@@ -264,11 +264,11 @@ def _hard_blocks(
         rows = range(compiled.block_ptr[f], compiled.block_ptr[f + 1])
         first, last = compiled.row_ptr[rows.start], compiled.row_ptr[rows.stop]
         whole = bool(keep[compiled.col[first:last]].all())
-        # A variable that the factor names twice is one link, with both coefficients.
+        # A variable that occurs twice in the factor is one link, with both coefficients.
         links = {r: tuple(dict.fromkeys(j for j, _ in entries[r])) for r in rows if present[r]}
         if block_kind == BAND and len(links) == 2 and links[rows[0]]:
             blocks.append(Block(tuple(rows), links[rows[0]]))
-        elif block_kind != OR_OUT or not whole or len(rows) == 1:  # rows are factors by themselves
+        elif block_kind != OR_OUT or not whole or len(rows) == 1:  # each row is its own factor
             blocks += [Block((r,), links[r]) for r in rows if links.get(r)]
         else:
             # An implication begins with its input; the sum row −Σ ℓᵢ + ℓₒ ends with the output.

@@ -1,9 +1,9 @@
 r"""All structures of a structured factor, one per column: slow, and obviously right.
 
-Column $k$ of $M$ (d, K) says which variables structure $k$ switches on, column $k$ of $N$
-(s, K) how often it uses each of the factor's own scores. So the scores of all structures
-are $M^\top\eta_u + N^\top\eta_v$, and the marginals of a distribution $p$ over them $Mp$
-and $Np$.
+Column $k$ of $M$ (d, K) says which variables structure $k$ switches on, and column $k$ of
+$N$ (s, K) how often it uses each of the factor's own scores. So the scores of all
+structures are $M^\top\eta_u + N^\top\eta_v$, and the marginals of a distribution $p$ over
+them are $Mp$ and $Np$.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from factormax.reference.rows import BoolVector, Matrix, Vector
 
 LIMIT = 200_000
-"""No more structures, or candidates for one, than this are enumerated."""
+"""The most structures, or candidates for one, that are enumerated."""
 
 
 def sequences(
@@ -29,8 +29,8 @@ def sequences(
 ) -> tuple[Matrix, Matrix]:
     """One state per step: variable (t, s) is number t · states + s.
 
-    Scores: transitions [from, to], or [step, from, to] if `per_step`; then, where there
-    are any, the initial and the final ones, by state.
+    Scores: transitions [from, to], or [step, from, to] if `per_step`; then the initial and
+    the final scores, if any, by state.
 
     >>> M, N = sequences(3, 2)
     >>> M.shape, N.shape  # 2 ** 3 sequences, 2 * 2 transitions
@@ -61,7 +61,7 @@ def sequences(
 
 
 def budget_sequences(length: int, per_step: bool, budget: int) -> tuple[Matrix, Matrix]:
-    """At most `budget` of a row of binary variables; neighbours both on use a score.
+    """At most `budget` of a sequence of binary variables; two neighbours both on use a score.
 
     Scores: one for all neighbours, or length − 1 if `per_step`.
 
@@ -105,12 +105,12 @@ def tables(sizes: Sequence[int]) -> tuple[Matrix, Matrix]:
 def trees(words: int, projective: bool = False, single_root: bool = False) -> tuple[Matrix, Matrix]:
     """Dependency trees: variable (m, h), number m · words + h, is "the head of m is h".
 
-    (m, m) is "m hangs from the root", which stands left of the first word. No scores.
+    (m, m) is "the head of m is the root", which is left of the first word. No scores.
 
     Args:
-        words: how many.
-        projective: no two arcs cross, drawn above the sentence; those of the root included.
-        single_root: exactly one word hangs from the root.
+        words: the number of words.
+        projective: no two arcs, drawn above the sentence, cross, those of the root included.
+        single_root: exactly one word has the root as its head.
 
     >>> M, _ = trees(2)
     >>> M.astype(int)
@@ -131,7 +131,7 @@ def trees(words: int, projective: bool = False, single_root: bool = False) -> tu
 
 
 def matchings(rows: int, cols: int) -> tuple[Matrix, Matrix]:
-    """Each row to a column of its own: variable (i, j) is number i · cols + j. No scores.
+    """Each row is matched to its own column: variable (i, j) is number i · cols + j. No scores.
 
     Raises:
         ValueError: there are more rows than columns.
@@ -140,7 +140,7 @@ def matchings(rows: int, cols: int) -> tuple[Matrix, Matrix]:
     (6, 6)
     """
     if rows > cols:
-        raise ValueError(f"matchings: {rows} rows need as many columns, got {cols}.")
+        raise ValueError(f"matchings: {rows} rows need at least as many columns, got {cols}.")
     _check_count("matchings", math.perm(cols, rows))
     on = [
         [i * cols + j for i, j in enumerate(chosen)]
@@ -157,7 +157,7 @@ def column_scores(M: Matrix, N: Matrix, eta_u: Vector, eta_v: Vector) -> Vector:
 
 
 def best(M: Matrix, N: Matrix, eta_u: Vector, eta_v: Vector) -> int:
-    """The column with the best score, the first among ties: what a MAP oracle answers."""
+    """The column with the best score, the first among ties: what a MAP oracle returns."""
     return int(np.argmax(column_scores(M, N, eta_u, eta_v)))
 
 
@@ -169,8 +169,8 @@ def allowed(M: Matrix, mask: BoolVector) -> BoolVector:
 def _check_count(name: str, count: int) -> None:
     if count > LIMIT:
         raise ValueError(
-            f"{name}: {count} structures to go through, more than {LIMIT}; "
-            "this is for small sizes only."
+            f"{name}: there are {count} structures to enumerate, more than {LIMIT}; "
+            "use smaller sizes."
         )
 
 
@@ -185,7 +185,7 @@ def _columns(used: Iterable[Iterable[int]], size: int) -> Matrix:
 
 
 def _is_tree(heads: Sequence[int]) -> bool:
-    """Whether every word leads to the root, which is a word that is its own head."""
+    """Whether every word leads to the root, that is, to a word that is its own head."""
     for m in range(len(heads)):
         at = m
         for _ in heads:
@@ -196,6 +196,6 @@ def _is_tree(heads: Sequence[int]) -> bool:
 
 
 def _crosses(heads: Sequence[int]) -> bool:
-    """Whether two arcs cross. The root stands at −1, left of word 0."""
+    """Whether two arcs cross. The root is at −1, left of word 0."""
     arcs = [tuple(sorted((m, -1 if h == m else h))) for m, h in enumerate(heads)]
     return any(a < c < b < d for a, b in arcs for c, d in arcs)

@@ -1,4 +1,4 @@
-"""Sets of words that marginals of arcs leave without a head outside, docs/math.md (60)."""
+"""Sets of words to which marginals of arcs give no head outside the set, docs/math.md (60)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Matrix = npt.NDArray[np.floating[Any]]
 def max_flow(
     capacity: Matrix, source: int, sink: int, least: float = 1e-12
 ) -> tuple[float, npt.NDArray[np.bool_]]:
-    """The largest flow, and the side of the sink of a smallest cut, by augmenting paths.
+    """The maximum flow, and the sink's side of a minimum cut, by augmenting paths.
 
     Args:
         capacity: `(n, n)`, from row to column.
         source: where the flow begins.
         sink: where it ends.
-        least: what is left of a capacity counts if it is larger.
+        least: a remaining capacity counts only if it is larger than this.
 
     Returns:
-        The flow, and `(n,)` the nodes from which more could be sent to the sink.
+        The flow, and the nodes from which more could be sent to the sink, `(n,)`.
     """
     left = np.array(capacity, dtype=float)
     total = 0.0
@@ -52,24 +52,24 @@ def max_flow(
 
 
 def violated_set(mu: Matrix, tolerance: float = 1e-9) -> npt.NDArray[np.bool_] | None:
-    """A set of words whose heads outside sum to less than 1; None if `mu` is of trees.
+    """A set of words whose heads outside it sum to less than 1; None if `mu` is a mix of trees.
 
     Args:
-        mu: `(n, n)`, `mu[m, h]` the marginal of h as the head of m, `mu[m, m]` of the root.
-        tolerance: how much less.
+        mu: `(n, n)`; `mu[m, h]` is the marginal of h as the head of m, `mu[m, m]` of the root.
+        tolerance: by how much less.
 
     Returns:
-        The words, `(n,)`, or None. Of the sets that let as little in, it is the smallest; the core
-        takes the largest.
+        The words, `(n,)`, or None. Among equally violated sets, it is the smallest; the core takes
+        the largest.
 
     Example:
-        Two words that hang from each other:
+        Two words that are each other's heads:
 
         >>> violated_set(np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
         array([ True,  True, False])
     """
     n = len(mu)
-    capacity = np.zeros((n + 1, n + 1))  # the root stands last
+    capacity = np.zeros((n + 1, n + 1))  # the root comes last
     capacity[:n, :n] = mu.T * (1 - np.eye(n))
     capacity[n, :n] = np.diag(mu)
     for word in range(n):

@@ -1,1 +1,1 @@
-"""The engine of NVIDIA GPUs: kernels in CUDA C++, compiled at run time."""
+"""The engine for NVIDIA GPUs: kernels in CUDA C++, compiled at run time."""

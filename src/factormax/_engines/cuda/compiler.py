@@ -1,4 +1,4 @@
-"""NVRTC: kernels of CUDA C++, shipped as text, become machine code for the GPU at hand.
+"""NVRTC, which compiles kernels, shipped as CUDA C++ text, to machine code for the GPU at hand.
 
 NVRTC comes with torch's CUDA wheels, with `pip install nvidia-cuda-nvrtc`, and with CUDA itself.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ["OPTIONS", "Nvrtc", "find", "headers"]
 
-#: Besides the architecture. Functions are for the device without saying so, lambdas too.
+#: Besides the architecture. Unmarked functions, lambdas included, are for the device.
 OPTIONS = ("--std=c++17", "-default-device")
 
 _SUCCESS = 0
@@ -38,7 +38,7 @@ class Nvrtc:
         path: the library, as the loader takes it.
 
     Raises:
-        OSError: It can't be loaded.
+        OSError: if it can't be loaded.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,16 +47,16 @@ class Nvrtc:
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        #: That of the CUDA release it belongs to.
+        #: The version of the CUDA release it belongs to.
         self.version = (major.value, minor.value)
 
     def __str__(self) -> str:
         return f"NVRTC {self.version[0]}.{self.version[1]} ({self.path})"
 
     def architecture(self, capability: tuple[int, int]) -> str:
-        """What to compile for, such as "sm_90", on a device of this capability, or "".
+        """The architecture to compile for, such as "sm_90", for a device of this capability, or "".
 
-        Code runs on later devices of the same major capability too.
+        Code also runs on later devices of the same major capability.
         """
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
@@ -70,7 +70,7 @@ class Nvrtc:
         """The machine code (CUBIN) of a source, which includes others by name.
 
         Raises:
-            RuntimeError: NVRTC refuses the source; its log is in the message.
+            RuntimeError: if NVRTC rejects the source; the message holds its log.
         """
         texts, names = (
             (ctypes.c_char_p * len(includes))(*[text.encode() for text in column])
@@ -99,7 +99,7 @@ class Nvrtc:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _take(self, name: str, program: ctypes.c_void_p) -> bytes:
-        """What a function of NVRTC writes into memory of the size that its twin tells."""
+        """What an NVRTC function writes into memory, whose size another function gives."""
         size = ctypes.c_size_t()
         self._call(f"{name}Size", program, ctypes.byref(size))
         taken = ctypes.create_string_buffer(size.value)
@@ -116,15 +116,15 @@ class Nvrtc:
 
 
 def find(newest: int) -> tuple[Nvrtc | None, str]:
-    """The first NVRTC whose code a driver for CUDA `newest` can load, or None, and why not.
+    """The first NVRTC whose code a driver for CUDA `newest` can load; or None, and why.
 
-    A driver loads code of its own major release of CUDA and of earlier ones.
+    A driver loads code from its own major release of CUDA and from earlier ones.
     """
     too_new = ""
     for path in _candidates():
         try:
             nvrtc = Nvrtc(path)
-        except (OSError, AttributeError):  # it isn't there, or isn't what its name says
+        except (OSError, AttributeError):  # it is missing, or is not what its name says
             continue
         if nvrtc.version[0] <= newest:
             return nvrtc, ""
@@ -138,7 +138,7 @@ def find(newest: int) -> tuple[Nvrtc | None, str]:
 
 
 def _candidates() -> Iterator[str]:
-    """Where NVRTC may be: in wheels of Python, in a CUDA of the user's choice, in the system."""
+    """Where NVRTC may be: in Python wheels, in a CUDA that the user chose, in the system."""
     folders: list[Path] = []
     # nvidia/cuda_nvrtc/lib for CUDA 12, nvidia/cu13/lib for CUDA 13. Nothing is imported.
     wheels = util.find_spec("nvidia")

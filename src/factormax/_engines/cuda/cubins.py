@@ -24,7 +24,7 @@ def folder() -> Path | None:
     shared = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(shared) if shared else Path.home() / ".cache") / "factormax"
-    except RuntimeError:  # there is no home
+    except RuntimeError:  # there is no home folder
         return None
 
 
@@ -43,7 +43,7 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, code: bytes) -> bool:
-    """Keeps the code. False where the folder can't be written to, which is no error."""
+    """Keeps the code. Returns False if the folder can't be written to, which is not an error."""
     place = folder()
     if place is None:
         return False
@@ -53,7 +53,7 @@ def write(key: str, code: bytes) -> bool:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, place / f"{key}.cubin")  # at once: nobody reads half of it
+            os.replace(temporary, place / f"{key}.cubin")  # atomically, so nobody reads half of it
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -1,4 +1,4 @@
-"""A CUDA device with torch's memory and streams, as the engine takes it."""
+"""A CUDA device with torch's memory and streams, as the engine uses it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class TorchMachine:
 
     @property
     def stream(self) -> int:
-        """The current one; the plain way takes longer than a launch."""
+        """The current stream; torch's public function for it takes longer than a launch."""
         return int(torch._C._cuda_getCurrentRawStream(self.number))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         """A tensor on the device."""
-        if 0 in shape:  # of graphs without scores of factors, at every solve
+        if 0 in shape:  # in every solve of a graph whose factors have no scores
             return _nothing(shape, _TYPES[dtype], self.device)
         return torch.empty(shape, dtype=_TYPES[dtype], device=self.device)
 
@@ -60,28 +60,28 @@ class TorchMachine:
         """A copy on the device.
 
         Raises:
-            GraphError: while a CUDA graph is recorded, for it would copy only when it is replayed.
+            GraphError: while a CUDA graph is recorded, as the copy would happen only on replay.
         """
         if self.capturing:
             raise GraphError(
                 "A CUDA graph is being recorded, and this factor graph has not been solved on "
-                f"{self.device} before: solve it once before you record. A Matching layer that is "
+                f"{self.device} before: solve it once before recording. A Matching layer that is "
                 "given lengths or a mask records the wiring for instances of both kinds, those "
                 "with more rows and those with more columns: warm it up on a batch that has both."
             )
-        signed = _SIGNED.get(array.dtype, array.dtype)  # torch has little use for others
+        signed = _SIGNED.get(array.dtype, array.dtype)  # torch hardly supports unsigned ones
         return torch.tensor(array.view(signed), device=self.device)
 
     def pointer(self, array: Tensor) -> int:
-        """Where it begins."""
+        """The address where it begins."""
         return array.data_ptr()
 
     def plain(self, array: Tensor) -> Tensor:
-        """The same without gaps."""
+        """The same tensor, contiguous."""
         return array.contiguous()
 
     def dtype(self, array: Tensor) -> np.dtype[Any]:
-        """That of NumPy."""
+        """Its NumPy dtype."""
         return _NUMPY[array.dtype]
 
     def view(self, array: Tensor, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
@@ -110,14 +110,14 @@ class TorchMachine:
     @property
     def capturing(self) -> bool:
         """Whether a CUDA graph is being recorded, on the current stream of this device."""
-        # torch's own words for it take longer.
+        # torch's public functions for this take longer.
         if torch._C._cuda_getDevice() == self.number:
             return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.device(self.number):
             return bool(torch._C._cuda_isCurrentStreamCapturing())
 
     def flag(self) -> _Flag:
-        """A number in memory of the host that the device can write to."""
+        """A number in host memory that the device can write to."""
         try:
             return self._flags.popleft()
         except IndexError:
@@ -144,7 +144,7 @@ class _Flag:
         return self
 
     def wait(self) -> bool:
-        """Waits for the current stream; whether the flag is set, which is then taken down."""
+        """Waits for the current stream; returns whether the flag is set, and clears it."""
         driver.synchronize(self._machine.stream, self._machine.number)
         self.is_set = bool(self._value[0])
         self._value[0] = 0

@@ -1,9 +1,9 @@
 """The CUDA driver, through ctypes: kernels are compiled, kept, loaded and launched.
 
-Nothing of CUDA is needed to build or import this. Compiling a variant takes seconds, so its code is
-kept on disk (see `cubins`). The first time that a process compiles, the logger `factormax` says so
-at the level WARNING, which Python shows on stderr unless told otherwise; the details come at the
-level INFO. `logging.getLogger("factormax").setLevel(logging.ERROR)` silences both.
+CUDA is not needed to build or import this. Compiling a variant takes seconds, so its code is kept
+on disk (see `cubins`). The first time that a process compiles, the logger `factormax` says so at
+the level WARNING, which Python shows on stderr by default; the details are logged at the level
+INFO. `logging.getLogger("factormax").setLevel(logging.ERROR)` silences both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LIBCUDA = "libcuda.so.1"
 
 _logger = logging.getLogger("factormax")
 
-# None for those of every solve: converting by type takes longer than the rest. They are given
-# what ctypes hands on as it is: int for an int, c_void_p for an address.
+# None for functions that every solve calls, because converting by type takes longer than the call.
+# Their arguments are passed by ctypes as they are: int for an int, c_void_p for an address.
 _SIGNATURES: dict[str, list[Any] | None] = {
     "cuInit": [c_uint],
     "cuDriverGetVersion": [c_void_p],
@@ -66,16 +66,16 @@ _LOCAL_BYTES = 3
 _NUM_REGISTERS = 4
 _MOST_DYNAMIC_SHARED_BYTES = 8
 
-#: The shared memory that a block may have without asking for more.
+#: The shared memory that a block may have without requesting more.
 _PLAIN_SHARED = 48 << 10
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a device is.
+    """The properties of a device.
 
     Attributes:
-        name: as the driver calls it.
+        name: the driver's name for it.
         capability: major and minor, such as (9, 0).
         sms: number of multiprocessors.
         shared_per_block: the most bytes of shared memory that a block can have.
@@ -91,7 +91,7 @@ class Attributes:
 
 @cache
 def unavailable(device: int = 0) -> str:
-    """Why no kernel can run on this device, in one clause, or "" if it can."""
+    """The reason why kernels can't run on this device, in one clause, or "" if they can."""
     try:
         _compiler_for(device)
     except RuntimeError as error:
@@ -100,7 +100,7 @@ def unavailable(device: int = 0) -> str:
 
 
 def attributes(device: int) -> Attributes:
-    """What this device is."""
+    """The properties of this device."""
     return _device(device).attributes
 
 
@@ -108,18 +108,18 @@ def load(variant: str, names: Sequence[str], device: int) -> dict[str, Function]
     """The kernels of a variant on a device, by name.
 
     Args:
-        variant: a source in CUDA C++. It may include the kernels of this package by their names,
-            and defines functions `extern "C" __global__` of one argument, a struct.
-        names: of these functions.
-        device: its number.
+        variant: a source in CUDA C++. It may include the kernels of this package by name, and must
+            define functions `extern "C" __global__` of one argument, a struct.
+        names: the names of these functions.
+        device: the number of the device.
 
     Raises:
-        RuntimeError: There is no such device, or the variant does not compile; the message says
+        RuntimeError: if there is no such device, or the variant does not compile; the message says
             why.
     """
     module = _modules.get((variant, device))
     if module is None:
-        with _loading:  # one compiles, the others wait for it
+        with _loading:  # one thread compiles, the others wait for it
             module = _modules.get((variant, device))
             if module is None:
                 module = _modules[variant, device] = _Module(variant, device)
@@ -127,10 +127,10 @@ def load(variant: str, names: Sequence[str], device: int) -> dict[str, Function]
 
 
 def synchronize(stream: int, device: int) -> None:
-    """Waits until all that is queued on a stream of this device is done.
+    """Waits until everything queued on a stream of this device is done.
 
     Raises:
-        RuntimeError: A kernel has failed.
+        RuntimeError: if a kernel failed.
     """
     there = _device(device)
     code = there.within(there.cuda.library.cuStreamSynchronize, c_void_p(stream))
@@ -163,7 +163,7 @@ class Function:
             args: the kernel's argument.
 
         Raises:
-            RuntimeError: The driver refuses.
+            RuntimeError: if the driver rejects the launch.
         """
         if not grid:
             return
@@ -187,7 +187,7 @@ class Function:
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of local memory per thread: what did not fit into registers, and arrays."""
+        """Bytes of local memory per thread: arrays, and what does not fit into registers."""
         return self._attribute(_LOCAL_BYTES)
 
     def _attribute(self, number: int) -> int:
@@ -197,11 +197,11 @@ class Function:
         return value.value
 
     def _allow(self, shared: int) -> None:
-        """Lets blocks have all the shared memory there is; to be asked for once."""
+        """Lets blocks have all the shared memory there is; requested once."""
         most = self._device.attributes.shared_per_block - self._attribute(_STATIC_SHARED_BYTES)
         if shared > most:
             raise RuntimeError(
-                f"{self.name}: a block asks for {shared} bytes of shared memory, and can have "
+                f"{self.name}: a block needs {shared} bytes of shared memory, but can have only "
                 f"{most} on {self._device.attributes.name}."
             )
         with self._device.current():
@@ -226,7 +226,7 @@ class _Cuda:
                 raise RuntimeError(f"the CUDA driver is too old: it has no {name}") from None
         code = self.library.cuInit(0)
         if code:
-            raise RuntimeError(f"the CUDA driver does not start: {self.words(code)}")
+            raise RuntimeError(f"the CUDA driver could not be started: {self.words(code)}")
         version, count = c_int(), c_int()
         self.call("cuDriverGetVersion", byref(version))
         self.call("cuDeviceGetCount", byref(count))
@@ -240,7 +240,7 @@ class _Cuda:
             raise RuntimeError(f"{name} failed: {self.words(code)}")
 
     def words(self, code: int) -> str:
-        """What the driver says of an error."""
+        """What the driver says about an error."""
         name, words = ctypes.c_char_p(), ctypes.c_char_p()
         self.library.cuGetErrorName(code, byref(name))
         self.library.cuGetErrorString(code, byref(words))
@@ -248,7 +248,7 @@ class _Cuda:
 
 
 class _Device:
-    """One device, with its primary context, which torch uses too."""
+    """One device, with its primary context, which torch uses, too."""
 
     def __init__(self, cuda: _Cuda, number: int) -> None:
         if not 0 <= number < cuda.count:
@@ -275,17 +275,17 @@ class _Device:
         return value.value
 
     def within(self, function: Any, *given: Any) -> int:
-        """Calls a function of the driver in the context of this device; what it answers."""
+        """Calls a function of the driver in the context of this device; returns its result."""
         current = c_void_p()
         self._where(byref(current))
         if current.value == self.context.value:
             return int(function(*given))
-        with self.current():  # a thread of autograd has none, and others may be on another device
+        with self.current():  # autograd's threads have no context, others may have another device
             return int(function(*given))
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """The thread works on this device meanwhile."""
+        """Makes this device current for the thread, meanwhile."""
         self.cuda.call("cuCtxPushCurrent_v2", self.context)
         try:
             yield
@@ -312,7 +312,7 @@ class _Module:
                 self._device.cuda.call(
                     "cuModuleGetFunction", byref(handle), self._handle, name.encode()
                 )
-            # Two threads may both get here; they agree on the first's.
+            # Two threads may both get here; the first one's function is used.
             found = self._functions.setdefault(name, Function(self._device, handle, name))
         return found
 
@@ -333,7 +333,7 @@ def _device(number: int) -> _Device:
 
 @cache
 def _compiler_for(number: int) -> tuple[compiler.Nvrtc, str]:
-    """What compiles for a device, and for which architecture."""
+    """The compiler for a device, and the architecture to compile for."""
     device = _device(number)
     nvrtc, why = compiler.find(device.cuda.release)
     if nvrtc is None:
@@ -372,6 +372,6 @@ def _code(variant: str, number: int) -> bytes:
 def _announce(name: str) -> None:
     folder = cubins.folder()
     _logger.warning(
-        "factormax compiles CUDA kernels for %s, which takes some seconds%s.",
+        "factormax is compiling CUDA kernels for %s, which takes a few seconds%s.",
         *(name, f"; they are kept in {folder}" if folder else ""),
     )

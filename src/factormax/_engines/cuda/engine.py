@@ -1,8 +1,8 @@
-"""The engine of CUDA devices, for graphs of rows, pairs, matchings, sequences, tables and trees.
+"""The engine for CUDA devices, for graphs of rows, pairs, matchings, sequences, tables and trees.
 
 `CudaEngine.solve_there` leaves everything on the device, for fronts whose arrays are there; `solve`
-takes and gives NumPy arrays, as every engine does. What the kernels can't finish goes to the CPU,
-from the multipliers that they reached. All that this takes is imported when it is first needed:
+takes and returns NumPy arrays, as every engine does. What the kernels can't finish goes to the CPU,
+which starts from the multipliers that they reached. All of this is imported on first use, because
 most processes never see a GPU.
 """
 
@@ -45,17 +45,17 @@ def unsupported(inputs: Inputs, options: Options) -> str:
 
     plan = plan_of(inputs.model)
     if not plan.unsupported and plan.hubs and options.max_inner_iter < Options.max_inner_iter:
-        return "max_inner_iter is for the CPU"
+        return "max_inner_iter is only for the CPU"
     return plan.unsupported
 
 
 class CudaEngine:
-    """Solves rows, pairs, matchings, sequences, tables and trees with kernels of its own.
+    """Solves rows, pairs, matchings, sequences, tables and trees with its own kernels.
 
     Args:
-        machine: gives the machine of a device.
-        unavailable: why there is none, or "".
-        general: whether to take kernels that fit many models, see `Launcher`.
+        machine: returns the machine of a device.
+        unavailable: returns why there is none, or "".
+        general: whether to use kernels that fit many models, see `Launcher`.
     """
 
     name = "cuda"
@@ -72,7 +72,7 @@ class CudaEngine:
         self._launchers: dict[str, Launcher] = {}
 
     def supports(self, inputs: Inputs, options: Options) -> tuple[bool, str]:
-        """If there is a device that can run kernels, and they know all that the graph has."""
+        """Whether a device can run kernels, and they support everything in the graph."""
         reason = unsupported(inputs, options) or self._unavailable(_number(inputs.device))
         if not reason:
             from factormax._engines.cuda.launcher import plan_of
@@ -82,7 +82,7 @@ class CudaEngine:
         return not reason, reason
 
     def launcher(self, device: str) -> Launcher:
-        """What launches on this device."""
+        """The launcher for this device."""
         found = self._launchers.get(device)
         if found is None:
             from factormax._engines.cuda.launcher import Launcher
@@ -96,8 +96,8 @@ class CudaEngine:
     ) -> DeviceSolution:
         """The answers of inputs whose arrays are on the device; they stay there.
 
-        Waits for the kernels, to see whether they solved everything, unless failures are ignored.
-        `bad` is called if a score is NaN or +inf.
+        Unless failures are ignored, this waits for the kernels, to see whether they solved
+        everything. `bad` is called if a score is NaN or +inf.
         """
         from factormax._engines.cuda.solution import DeviceSolution
 
@@ -176,7 +176,7 @@ def _on_host(inputs: Inputs, machine: Machine, index: IndexArray) -> Inputs:
 
 
 def _no_structures(batch: int, factors: int) -> _core.Structures:
-    """Those of a solve by rows: none is listed."""
+    """The structures of a solve by rows: none are listed."""
     whole, real = np.zeros(0, np.int32), np.zeros(0)
     zeros = np.zeros(batch * factors, np.int32)
     return _core.Structures(

@@ -1,4 +1,4 @@
-"""What the kernels need of structured factors with oracles: their tables and their memory."""
+"""What the kernels need for structured factors with oracles: their tables and their memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from factormax._inputs import structured_of
 
 __all__ = ["HubMemory", "Hubs"]
 
-#: The kinds that have an oracle in `oracles.cuh`, with their numbers there.
+#: The kinds with an oracle in `oracles.cuh`, and their numbers there.
 _KINDS = {OracleKind.sequence: 0, OracleKind.sequence_budget: 1, OracleKind.table: 2}
-#: Structures that a factor has room for: what needs more goes to the CPU.
+#: The structures that a factor has room for: instances that need more go to the CPU.
 _LEAST_ROOM, _MOST_ROOM, _PER_SLOT = 96, 256, 6
-#: Shared memory is worth less room: down to the first, if two instances then fit into it, and to
-#: the second, if one does.
+#: To fit into shared memory, there is less room: down to the first number if two instances then
+#: fit, and down to the second if one does.
 _FEWER_PER_SLOT, _SMALL_ROOM = 4, 48
-#: Shared memory of a block that the driver keeps for itself.
+#: The shared memory of a block that the driver reserves for itself.
 _RESERVED = 1024
-#: Numbers that a structure set keeps from call to call, and arrays over its structures.
+#: The numbers that a set of structures keeps from call to call, and arrays over its structures.
 _STATE, _ARRAYS = 6, 7
-#: Variables are numbers of 16 bits, and scores are copied for each instance.
+#: Variables are 16-bit numbers, and scores are copied for each instance.
 _MOST_VARS, _MOST_SCORES = 1 << 15, 1 << 16
 
 
@@ -38,10 +38,10 @@ class HubMemory:
 
     Attributes:
         table: `(hubs, 11)`, see `Hub` in `oracles.cuh`.
-        offsets: where things are in it, by the names of the arguments.
-        bytes, more: its size, and that of what systems and faces take besides.
+        offsets: where the arrays are in it, by the names of the arguments.
+        bytes, more: its size, and the additional size for systems and faces.
         shared, more_shared: whether these are in shared memory.
-        saved: the length of what is kept of the structures, in numbers of 16 bits.
+        saved: the length of what is kept of the structures, in 16-bit numbers.
     """
 
     table: npt.NDArray[np.int32]
@@ -54,7 +54,7 @@ class HubMemory:
 
     @property
     def chunks(self) -> int:
-        """Of 32 numbers, that a vector over structures has: one for the candidate, and two more."""
+        """The chunks of 32 numbers of a vector over structures: one for the candidate, two more."""
         return -(-(int(self.table[:, 6].max()) + 3) // 32)
 
     @property
@@ -80,8 +80,8 @@ class Hubs:
 
     Attributes:
         count: how many there are.
-        var: the variables of all of them, one after the other; `slot`: where in a structure they
-            can be.
+        var: the variables of all of them, one after another; `slot`: where in a structure each can
+            be.
         scores: the number of their scores.
     """
 
@@ -121,7 +121,7 @@ class Hubs:
         return found
 
     def memory(self, shared_bytes: int, taken: int, active: int) -> HubMemory:
-        """Laid out for shared memory of which so much is taken, and systems of so many rows."""
+        """The memory if `taken` of the shared bytes are taken, for systems of `active` rows."""
         room = [
             min(len(f.variables) + 1, _MOST_ROOM, max(_LEAST_ROOM, _PER_SLOT * f.slots))
             for _, f in self._factors
@@ -140,7 +140,7 @@ class Hubs:
     def _shrunk(
         self, room: list[int], least: list[int], active: int, limit: int, whole: bool
     ) -> HubMemory | None:
-        """With as much room as fits, `whole`: together with what systems and faces take."""
+        """The memory with as much room as fits; whole: including that for systems and faces."""
         while True:
             found = self._layout(room, active)
             if found.bytes + found.more * whole <= limit:
@@ -151,7 +151,7 @@ class Hubs:
             room = smaller
 
     def _layout(self, room: list[int], active: int) -> HubMemory:
-        """With room for so many structures each, and all of it in global memory."""
+        """The memory with room for this many structures each, all of it in global memory."""
         start, offsets = 0, {}
         for name, size in (
             ("hub_x", 8 * len(self.var)),
@@ -178,7 +178,7 @@ class Hubs:
 
 
 def _slots_of(factor: Any) -> Any:
-    """In which slot of a structure each variable can be."""
+    """The slot of a structure that each variable can be in."""
     shape = [int(s) for s in factor.shape]
     if factor.kind == OracleKind.sequence:
         return np.repeat(np.arange(shape[0]), shape[1])
@@ -188,7 +188,7 @@ def _slots_of(factor: Any) -> Any:
 
 
 def _scratch(factor: Any) -> int:
-    """Bytes that its oracle works in."""
+    """The bytes that its oracle works in."""
     shape = [int(s) for s in factor.shape]
     if factor.kind == OracleKind.sequence:
         return 8 * shape[0] * shape[1]

@@ -1,4 +1,4 @@
-"""Solves on one machine: the programs and numbers of models, kept from call to call."""
+"""Solves on one machine, with the programs and numbers of models kept from call to call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from factormax._options import Options
 
 __all__ = ["DeviceRun", "Launcher", "plan_of"]
 
-#: Passes of the kernels, per precision: what takes longer needs a way that they do not have.
+#: The most passes of the kernels, by precision: what takes longer needs methods they do not have.
 _PASSES = {np.dtype(np.float32): 400, np.dtype(np.float64): 1000}
 _KEPT = 64
-#: The residual at which cuts of trees are looked for.
+#: The residual at which cuts of trees are searched for.
 _TREE_TOL = 1e-10
-#: A pass over trees is long, and the slowest of a batch keeps the others waiting: most need fewer
-#: passes than this, and the CPU, which has other ways, goes on with those that need more.
+#: A pass over trees is long, and the slowest instance keeps the others waiting. Most need fewer
+#: passes than this; the CPU, which has other methods, continues with the rest.
 _TREE_PASSES = 64
 
 
@@ -57,18 +57,18 @@ class _Stage:
         return self._kept["coef"], self._kept["rhs"]
 
     def numbers_at(self, index: Any) -> tuple[dict[str, Any], list[Any]]:
-        """The same for these instances, and what has to be kept until it is launched."""
+        """The same for these instances, and what must be kept alive until the launch."""
         own = {name: a[index] for name, a in self._kept.items() if a.ndim > 1 and len(a) > 1}
         at = self.program.machine.pointer
         return self.numbers | {name: at(array) for name, array in own.items()}, list(own.values())
 
 
 class DeviceRun:
-    """A solve that was queued, and what its gradient takes.
+    """A solve that was queued, and what its gradient needs.
 
     Attributes:
         found: the answers.
-        stages: of each precision, the first one the least precise.
+        stages: one per precision, the least precise first.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DeviceRun:
         self.found: Any = None
 
     def solve(self, number: int, warm: Any, unsolved: int) -> None:
-        """Queues a stage; all but the first solve what the one before could not."""
+        """Queues a stage; each one after the first solves what the previous one could not."""
         stage = self.stages[number]
         self.found = stage.program.solve(
             stage.numbers,
@@ -113,7 +113,7 @@ class DeviceRun:
 
 
 class _Stages:
-    """The precisions of a model with its parameters; each is made when it is first needed."""
+    """The precisions of a model with its parameters; each is made on first use."""
 
     def __init__(
         self, launcher: Launcher, model: Model, params: list[Any], dtype: Any, batch: int
@@ -143,8 +143,8 @@ class Launcher:
 
     Args:
         machine: where to solve.
-        general: whether to take kernels that fit many models. They are slower, but those who solve
-            many models once spend less time compiling.
+        general: whether to use kernels that fit many models. They are slower, but save compiling
+            time if many models are solved once.
     """
 
     def __init__(self, machine: Machine, general: bool = False) -> None:
@@ -159,8 +159,8 @@ class Launcher:
 
         Args:
             inputs: what to solve; `eta_u`, `eta_v` and `mask` are on the device.
-            options: how.
-            warm: `(B, rows of the model + pairs)`, multipliers to begin from.
+            options: how to solve it.
+            warm: `(B, rows of the model + pairs)`, multipliers to start from.
             unsolved: a flag of the machine, to wait for each stage before the next; None queues all
                 of them.
         """
@@ -173,11 +173,11 @@ class Launcher:
         stages = self.stages(
             inputs.model, inputs.params, machine.dtype(given[0]), given[0].shape[0]
         )
-        # Sets of words that lack more than rounding are violated.
+        # A set of words is violated if it lacks more than rounding.
         tol, passes = options.tol, options.max_iter
         if plan.trees:
             tol = min(tol, _TREE_TOL)
-            if unsolved is not None:  # else there is no going on
+            if unsolved is not None:  # otherwise all stages are queued
                 passes = min(passes, _TREE_PASSES)
         run = DeviceRun(stages, given, tol, passes)
         start = None if warm is None else self._all_rows(plan, warm)
@@ -188,7 +188,7 @@ class Launcher:
         return run
 
     def solved(self, inputs: Inputs, sides: Any) -> DeviceRun:
-        """A solve whose sides are known, `(B, n + rows + 1)`, of a graph without structures."""
+        """A solve with known sides, `(B, n + rows + 1)`, of a graph without structures."""
         machine, plan = self.machine, plan_of(inputs.model)
         eta_u, eta_v = machine.plain(inputs.eta_u), machine.plain(inputs.eta_v)
         dtype, batch = machine.dtype(eta_u), len(eta_u)
@@ -200,7 +200,7 @@ class Launcher:
         return run
 
     def _all_rows(self, plan: Plan, warm: Any) -> Any:
-        """With zeros for the rows of matchings, which the model does not have."""
+        """The multipliers, with zeros for the rows of matchings, which the model lacks."""
         more = plan.hard - plan.model_rows
         if not more:
             return self.machine.plain(warm)
@@ -216,7 +216,7 @@ class Launcher:
     def program(
         self, model: Model, numbers: Numbers, dtype: Any, precision: Any, batch: int
     ) -> Program:
-        """The kernels for a model, with whatever parameters, in batches of about this size."""
+        """The kernels for a model with any parameters, in batches of about this size."""
         key = (model, dtype, precision, Plan.batch_size(batch), numbers.scale is None)
         program = self._programs.get(key)
         if program is None:
@@ -230,7 +230,7 @@ class Launcher:
 
 
 def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> Any:
-    """Puts it into the cache, or to its end; the oldest goes."""
+    """Puts it at the end of the cache; drops the oldest."""
     cache[key] = value
     cache.move_to_end(key)
     if len(cache) > _KEPT:
@@ -243,9 +243,9 @@ def _bytes(array: Any) -> tuple[Any, ...]:
 
 
 def _rows(model: Model, params: list[Any]) -> tuple[Any, Any, Any]:
-    """What depends on the parameters alone, in float64.
+    """What depends only on the parameters, in float64.
 
-    The coefficients and bounds of the rows, and the parameters of structured factors.
+    These are the coefficients and bounds of the rows, and the parameters of structured factors.
     """
     batch = max([1, *(len(p) for p in params if not isinstance(p, float))])
     none = np.zeros((batch, model.num_variables)), np.zeros((1, model.num_scores))

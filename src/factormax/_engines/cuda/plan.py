@@ -1,4 +1,4 @@
-"""What the kernels need of a model: its rows as lists for teams of threads, and its memory."""
+"""What the kernels need for a model: its rows as lists for teams of threads, and its memory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["Args", "Choice", "Plan", "args_type"]
 _ABSENT, _EQUALITY, _INEQUALITY = 0, 2, 1
 _OF_FACTOR, _BAND_LOWER, _BAND_UPPER, _UNEVEN = 1, 2, 4, 8
 
-#: Arrays over all rows that a solve works in, and more of them with uneven rows, and with conjugate
-#: gradients.
+#: The number of arrays over all rows in a solve, and of more with uneven rows, with conjugate
+#: gradients, and in the gradient.
 _ROW_ARRAYS, _UNEVEN_ARRAYS, _CONJUGATE_ARRAYS, _BACKWARD_ROW_ARRAYS = 21, 2, 3, 4
-#: Pairs of rows of a variable, in all: beyond, nobody looks whether some meet twice.
+#: Pairs of rows of a variable, in total; with more, it is not checked whether some meet twice.
 _MOST_MEETINGS = 200_000
-#: A dense system larger than this is not worth its memory.
+#: A dense system with more rows is not worth its memory, and is never shrunk to fewer.
 _MOST_ACTIVE, _LEAST_ACTIVE = 240, 8
-#: Below this number of pairs a solve is quicker than looking for variables that are 0.
+#: With fewer pairs, a solve is quicker than a search for variables that are 0.
 _MANY_PAIRS = 64
-#: Pairs per variable, and variables of a row, from which on sums over them lose digits in float:
-#: then all is computed in double.
+#: From this many pairs per variable, or variables per row, on, sums over them lose digits in
+#: float, so everything is computed in double.
 _PAIRS_TO_WIDEN, _LONG_ROW = 8, 128
-#: Threads that a multiprocessor should have at least, to hide the time that memory takes.
+#: The threads that a multiprocessor needs at least, to hide the latency of memory.
 _ENOUGH_THREADS = 512
-#: Instances that leave multiprocessors idle, and that fill them once or twice.
+#: Batches up to the first size leave multiprocessors idle, up to the second fill them a few times.
 _SMALL_BATCH, _MIDDLE_BATCH = 256, 4096
-#: More threads than 256 pay from here on.
+#: From this many rows on, more than 256 threads pay off.
 _MANY_ROWS = 4000
 #: Threads per instance at most, with hubs.
 _HUB_TEAM = 128
@@ -59,7 +59,7 @@ def args_type() -> type[ctypes.Structure]:
 
 
 def _power_of_two(value: float) -> int:
-    """The least one that is not below."""
+    """The smallest power of two that is at least `value`."""
     return 1 << max(0, int(np.ceil(np.log2(max(value, 1)))))
 
 
@@ -69,12 +69,12 @@ def _offsets(counts: Any) -> IndexArray:
 
 @dataclass(frozen=True)
 class Lists:
-    """Entries by rows, or by variables, in packs: one after the other for each thread."""
+    """Entries by rows, or by variables, in packs, one after another for each thread."""
 
     first: IndexArray  # (rounds + 1,) packs
     code: IndexArray  # (packs, team, width)
     place: IndexArray
-    packs: int  # per round, if they are all the same, or 0
+    packs: int  # per round, if all rounds have the same number, else 0
 
     @classmethod
     def laid_out(
@@ -85,7 +85,7 @@ class Lists:
         shape: tuple[int, int, int],
         nothing: int,
     ) -> Lists:
-        """For (members of the team, lanes of an item, entries of a pack); `nothing` fills up."""
+        """Lists for (team members, lanes per item, entries per pack), padded with `nothing`."""
         team, lanes, width = shape
         count, lengths, groups = len(ptr) - 1, np.diff(ptr), team // lanes
         rounds = -(-count // groups)
@@ -110,11 +110,11 @@ class Lists:
 
 
 class Layout:
-    """Where the arrays of a team lie in shared memory, in bytes, and what else depends on that.
+    """Where the arrays of a team are in shared memory, in bytes, and what depends on that.
 
     Args:
-        start: what comes before them.
-        wanted: their names and lengths. One that has a pair of names is two that share their place.
+        start: the bytes before them.
+        wanted: their names and lengths. A pair of names stands for two arrays in the same place.
     """
 
     def __init__(self, start: int, wanted: list[tuple[Any, int]]) -> None:
@@ -170,12 +170,13 @@ class Plan:
     """A model of rows, pairs and structured factors, as the kernels take it.
 
     Attributes:
-        n, hard, pairs: the numbers of variables, constraints and pairs; `rows`: of both of these.
+        n, hard, pairs: the numbers of variables, constraints and pairs; `rows`: of constraints and
+            pairs together.
         hubs: the structured factors that are not solved by rows, or None; `scores`: the number of
             their scores and those of the pairs.
-        trees: whose cuts are the last constraints, from `first_cut` on.
+        trees: the trees; their cuts are the last constraints, from `first_cut` on.
         coef_params: whether coefficients depend on parameters.
-        model_rows: constraints that the model has itself; those of matchings come behind them.
+        model_rows: the model's own constraints; those of matchings come after them.
         unsupported: why the kernels can't solve it, or "".
     """
 
@@ -232,7 +233,7 @@ class Plan:
     # ---- the rows --------------------------------------------------------------------------------
 
     def with_matchings(self, coef: Any, rhs: Any) -> tuple[Any, Any]:
-        """The numbers of the model's rows, `(1 | B, ...)`, with those of the matchings behind."""
+        """The numbers of the model's rows, `(1 | B, ...)`, followed by those of the matchings."""
 
         def widened(array: Any, size: int) -> Any:
             ones = np.ones((len(array), size - array.shape[1]), array.dtype)
@@ -253,9 +254,9 @@ class Plan:
 
     @cached_property
     def isolated(self) -> IndexArray:
-        """The rows that share no variable with another, nor with a hub, and those of words.
+        """The rows that share no variable with another row or a hub, and the rows of words.
 
-        For the latter it is a good start to solve them as if they were alone.
+        Solving the latter as if they were alone is a good start.
         """
         more = self.degrees[self.col] > 1
         if self.hubs:
@@ -266,7 +267,7 @@ class Plan:
 
     @cached_property
     def lead(self) -> int:
-        """The number of first rows that share no variable with each other."""
+        """The number of leading rows that share no variable with each other."""
         if self.hubs:
             return 0
         before = np.full(self.n, -1)
@@ -293,21 +294,21 @@ class Plan:
 
     @cached_property
     def longest(self) -> int:
-        """The most variables of a row."""
+        """The largest number of variables in a row."""
         return max(1, int(np.diff(self.row_ptr).max(initial=1)), 2 if self.pairs else 1)
 
     @property
     def unit_at(self) -> int:
-        """Where a coefficient of the rows of trees is, which is 1."""
+        """The place of a coefficient of trees' rows, which is 1."""
         return int(self.row_ptr[self.model_rows])
 
     @property
     def minus_at(self) -> int:
-        """Where one is −1, behind those of all rows."""
+        """The place of a coefficient of −1, after those of all rows."""
         return len(self.col)
 
     def flags(self, uneven: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-        """Of each row, see `RowFlag`."""
+        """The flags of each row, see `RowFlag`."""
         found = np.full(self.hard, _OF_FACTOR, np.uint8)
         found[uneven] |= _UNEVEN
         bands = np.flatnonzero(self.block_kind == int(BlockKind.band.value))
@@ -317,7 +318,7 @@ class Plan:
 
     @cached_property
     def block_of_row(self) -> IndexArray:
-        """`(hard, 2)`: the first row of its factor, and behind the last."""
+        """`(hard, 2)`, the first row of its factor, and one past the last."""
         sizes = np.diff(self.block_ptr)
         both = np.stack([self.block_ptr[:-1], self.block_ptr[1:]], axis=1)
         return np.repeat(both, sizes, axis=0).astype(np.int32)
@@ -335,14 +336,14 @@ class Plan:
     # ---- the variant -----------------------------------------------------------------------------
 
     def fits(self, shared_bytes: int) -> bool:
-        """Whether an instance has room in the shared memory of a block, even in double."""
+        """Whether an instance fits into the shared memory of a block, even in double."""
         sizes = _Sizes(self, 8, True)
         layouts = sizes.forward, sizes.backward
         active = sizes.most_active(shared_bytes)
         return all(layout(512, active, False).bytes <= shared_bytes for layout in layouts)
 
     def precisions(self, dtype: npt.DTypeLike) -> list[np.dtype[Any]]:
-        """What scores of this dtype are solved in: the second for what the first can't resolve."""
+        """The precisions for scores of this dtype; a second one solves what the first can't."""
         wide = self.pairs >= _PAIRS_TO_WIDEN * self.n or self.longest > _LONG_ROW
         both = [np.dtype(dtype), np.dtype(np.float64)]
         wide = wide or bool(self.hubs) or bool(self.trees)
@@ -362,14 +363,14 @@ class Plan:
         """A variant for batches of about this size.
 
         Args:
-            dtype: of the scores.
-            precision: of the computation.
+            dtype: the dtype of the scores.
+            precision: the dtype of the computation.
             batch: the number of instances.
-            coefs: 0: all are 1; 1: 1 or −1; 2: any.
-            uneven: whether coefficients of a row differ in size.
-            shared_bytes: that a block can have.
-            general: whether it is to be the variant of as many models as possible.
-            given: `team`, `row_lanes`, `var_lanes`, `teams_per_block` to be taken as they are.
+            coefs: 0 if all coefficients are 1, 1 if they are 1 or −1, 2 for any.
+            uneven: whether coefficients of a row differ in magnitude.
+            shared_bytes: the shared memory that a block can have.
+            general: whether the variant should fit as many models as possible.
+            given: `team`, `row_lanes`, `var_lanes`, `teams_per_block`, to use as they are.
         """
         sizes = _Sizes(self, precision.itemsize, uneven)
         active = sizes.most_active(shared_bytes)
@@ -386,7 +387,7 @@ class Plan:
                 break
             team *= 2
         forward = sizes.forward(team, active, rows)
-        # A multiprocessor holds 32 blocks: small teams share one.
+        # A multiprocessor holds only 32 blocks, so small teams share one.
         teams = 4 if team == 32 and forward.bytes < shared_bytes // 32 and not general else 1
         lengths = np.diff(self.row_ptr)
         row_width = var_width = 4
@@ -424,17 +425,17 @@ class Plan:
 
     @property
     def padded_rows(self) -> int:
-        """What an array over all rows takes."""
+        """The length of an array over all rows."""
         return max(4, (self.rows + 3) & ~3)
 
     @staticmethod
     def batch_size(batch: int) -> int:
-        """0: it leaves multiprocessors idle; 1: it fills them; 2: many times over."""
+        """0 if it leaves multiprocessors idle, 1 if it fills them, 2 if it does many times over."""
         return int(batch > _SMALL_BATCH) + int(batch > _MIDDLE_BATCH)
 
     def _team(self, batch: int) -> int:
         """More threads for larger graphs, fewer in larger batches, which fill the device."""
-        if self.hubs:  # whose memory leaves room for few teams, and one warp does most of the work
+        if self.hubs:  # their memory leaves room for few teams; one warp does most of the work
             return int(np.clip(_power_of_two((self.n + self.rows) / 5), 32, _HUB_TEAM))
         each = (5, 10, 20)[self.batch_size(batch)]
         most = 512 if self.rows > _MANY_ROWS else 256
@@ -450,7 +451,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The memory of a team, by what it is for."""
+    """The memory of a team, by purpose."""
 
     plan: Plan
     size: int  # of a real number
@@ -465,7 +466,7 @@ class _Sizes:
         return active
 
     def row_arrays(self, active: int) -> int:
-        """Arrays over rows. Interleaved, an odd number of them spreads over all banks."""
+        """The number of arrays over rows: odd, so that interleaved they spread over all banks."""
         conjugate = _CONJUGATE_ARRAYS * (active < self.plan.rows)
         return (_ROW_ARRAYS + _UNEVEN_ARRAYS * self.uneven + conjugate) | 1
 
@@ -474,26 +475,26 @@ class _Sizes:
         return (_BACKWARD_ROW_ARRAYS + 2 * (active < self.plan.rows)) | 1
 
     def forward(self, team: int, active: int, rows: bool) -> Layout:
-        """Of a solve. What its finish needs can lie where the errors will be."""
+        """The layout of a solve. What its finish needs can be where the errors will be."""
         arrays = self.row_arrays(active) if rows else 0
         n = self._vars(team)
         shared = max(n, active * (active + 1) // 2) * self.size
         zero = n if self.plan.zeros else 0
         own: list[tuple[Any, int]] = [(("v", "matrix"), shared), ("zero", zero)]
         found = Layout(_scratch(team), [*self._common(team, active, arrays), *own])
-        # While cuts are sought, the arcs of a tree lie there, with what flows along them.
+        # During the search for cuts, the arcs of a tree and their flows are there.
         found.offsets["most_arcs"] = shared // (2 * self.size + 2)
         return found
 
     def backward(self, team: int, active: int, rows: bool) -> Layout:
-        """Of a gradient."""
+        """The layout of a gradient."""
         arrays = self.backward_row_arrays(active) if rows else 0
         matrix = active * (active + 1) // 2 * self.size
         own = [("v", self._vars(team) * self.size), ("matrix", matrix)]
         return Layout(_scratch(team), [*self._common(team, active, arrays), *own])
 
     def _vars(self, team: int) -> int:
-        """Variables, with those that fill up a round, one at least."""
+        """The number of variables, padded to a full round, at least one."""
         return self.plan.n + team
 
     def _common(self, team: int, active: int, arrays: int) -> list[tuple[Any, int]]:
@@ -528,7 +529,7 @@ def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, int
 
 
 def _scratch(team: int) -> int:
-    """What a block needs to talk across its warps: 40 numbers each."""
+    """What a block needs to communicate across its warps: 40 numbers each."""
     return team // 32 * 40 * 8 if team > 32 else 0
 
 
@@ -538,7 +539,7 @@ def _even_packs(lengths: IndexArray, shape: tuple[int, int, int]) -> int:
 
 
 def _lanes(lengths: IndexArray, width: int, team: int) -> int:
-    """The lanes that share an item, so that a sweep over all of them is short."""
+    """How many lanes share an item, so that a sweep over all items is short."""
     longest = int(lengths.max(initial=1))
 
     def cost(lanes: int) -> float:

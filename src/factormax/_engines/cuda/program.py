@@ -1,4 +1,4 @@
-"""A model on a device: its arrays there, the kernels of a variant, and their launches."""
+"""A model on a device: its arrays, the kernels of a variant, and their launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GOOD_ENOUGH = 1e-4
 
 
 class Machine(Protocol):
-    """A device, with what holds its memory."""
+    """A device and its memory."""
 
     def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
         """The kernels of a variant."""
@@ -36,22 +36,22 @@ class Machine(Protocol):
 
     @property
     def stream(self) -> int:
-        """The one to launch on."""
+        """The stream to launch on."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array on the device, of a dtype of NumPy."""
+        """An array on the device, with a NumPy dtype."""
 
     def upload(self, array: npt.NDArray[Any]) -> Any:
         """A copy on the device."""
 
     def pointer(self, array: Any) -> int:
-        """Where it begins."""
+        """The address where it begins."""
 
     def plain(self, array: Any) -> Any:
-        """An array on the device without gaps: the same, or a copy."""
+        """The array if it is contiguous, else a contiguous copy."""
 
     def dtype(self, array: Any) -> np.dtype[Any]:
-        """That of NumPy."""
+        """Its NumPy dtype."""
 
     def view(self, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """Bytes as numbers of this dtype."""
@@ -63,33 +63,33 @@ class Machine(Protocol):
         """A matrix without some of its columns."""
 
     def download(self, array: Any) -> npt.NDArray[Any]:
-        """A copy on the host, once everything before is done."""
+        """A copy on the host, once everything queued before is done."""
 
     def put(self, array: Any, index: Any, values: npt.NDArray[Any]) -> None:
         """Writes rows of an array on the device."""
 
     @property
     def capturing(self) -> bool:
-        """Whether launches are recorded, not run: then nobody can wait for them."""
+        """Whether launches are recorded rather than run, so that waiting is impossible."""
 
     def flag(self) -> AbstractContextManager[Any]:
-        """A number that kernels may set, with its `address`; `wait()` then tells if they did.
+        """A number that kernels may set, with its `address`; `wait()` returns whether they did.
 
-        What it told last is `is_set`.
+        `is_set` is what it last returned.
         """
 
 
 class Numbers:
     """The coefficients and bounds of rows, on the host and as the kernels take them.
 
-    What is decided here depends on the model, and not on the parameters: an instance alone must be
+    What is decided here depends on the model, not on the parameters: an instance alone must be
     solved as it is in a batch.
 
     Args:
-        plan: whose rows.
+        plan: the plan with the rows.
         coef, rhs: `(1 | B, entries)` and `(1 | B, rows)` of the model.
         hub_param: `(1 | B, structured factors)`, their parameters.
-        dtype: of the computation.
+        dtype: the dtype of the computation.
         params: whether the rows depend on parameters.
         general: whether coefficients are given as numbers, even if they are all 1 or −1.
     """
@@ -131,9 +131,9 @@ def _differ(plan: Plan, size: Any) -> npt.NDArray[np.bool_]:
 
 
 def _scales(plan: Plan, coef: Any, rhs: Any, kind: Any, dtype: npt.DTypeLike) -> Any:
-    """1 / the norm of each row where no variable is masked, 0 if it holds anyway.
+    """One over the norm of each row, with no variable masked; 0 if it always holds.
 
-    None if a row can't hold: that is for the kernel to tell. Bands of one value become equations.
+    None if a row can't hold, which the kernel reports. Bands of one value become equations.
     """
     at = plan.row_of_entry
     squares, most = (
@@ -153,7 +153,7 @@ def _scales(plan: Plan, coef: Any, rhs: Any, kind: Any, dtype: npt.DTypeLike) ->
 
 
 class Answer:
-    """What the kernels found, on the device. All but the first two share one array.
+    """What the kernels found, on the device. All but `mu` and `mu_v` share one array.
 
     Attributes:
         mu: `(B, n)`, `mu_v`: `(B, scores)`; `objective`: `(B,)`.
@@ -170,7 +170,7 @@ class Answer:
         self._places, size = _layout(plan, batch, dtype, saved)
         self._rest = machine.empty((size,), _BYTE)
         base = machine.pointer(self._rest)
-        #: The address of each of the others.
+        #: The address of each of these.
         self.at = {name: base + place for name, (place, _, _) in self._places.items()}
 
     def __getattr__(self, name: str) -> Any:
@@ -181,7 +181,7 @@ class Answer:
         return self._machine.view(self._rest[start:stop], dtype, shape)
 
     def taken(self, index: Any) -> Answer:
-        """What the gradients of these instances take, in this order; `index` is on the device."""
+        """What the gradients of these instances need, in this order; `index` is on the device."""
         plan, machine, dtype, saved = self._made
         found = Answer(plan, machine, len(index), dtype, saved)
         for name in _KEPT:
@@ -211,7 +211,7 @@ def _layout(plan: Plan, batch: int, dtype: Any, saved: int) -> tuple[dict[str, A
     return places, start
 
 
-#: What a gradient takes of an answer.
+#: What a gradient needs from an answer.
 _KEPT = ("cuts", "structures", "var_side", "row_side")
 _OTHERS = ("residual", "objective", "tau", "iterations", "status", "oracle_calls", *_KEPT)
 
@@ -251,7 +251,7 @@ class Program:
         }
 
     def _with(self, layout: Layout, row_arrays: str) -> Any:
-        """The arguments that are always the same."""
+        """The arguments that never change."""
         args = type(self.args).from_buffer_copy(self.args)
         for name, value in layout.offsets.items():
             setattr(args, name, value)
@@ -287,7 +287,7 @@ class Program:
             setattr(args, name, value)
 
     def _set(self, **arrays: Any) -> None:
-        """Puts arrays on the device, for good."""
+        """Puts arrays on the device, permanently."""
         for name, array in arrays.items():
             if array.size:
                 self.kept.append(self.machine.upload(np.ascontiguousarray(array)))
@@ -307,7 +307,7 @@ class Program:
         codes = plan.col * size + negative
         rows = Lists.laid_out(plan.row_ptr, codes, places, shape("Row"), plan.n * size)
         codes = (var_code >> 2) * size + (var_code & 3)
-        every = np.append(var_ptr, var_ptr[-1])  # one more, which is in no row
+        every = np.append(var_ptr, var_ptr[-1])  # one more variable, which is in no row
         columns = Lists.laid_out(every, codes, var_place, shape("Var"), plan.rows * size)
         return {
             "row_first": rows.first,
@@ -340,16 +340,16 @@ class Program:
         """Queues the solve of a batch.
 
         Args:
-            numbers: of the rows, by the names of the arguments: where they are on the device.
+            numbers: the addresses of the rows' numbers on the device, by argument name.
             eta_u: `(B, n)`. All arrays are contiguous and on the device.
             eta_v: `(1 | B, scores)`.
             mask: `(1 | B, n)` of bytes, or None.
             warm: `(B, rows)`, or None.
-            tol: the residual to be reached.
-            max_iter: passes at most.
-            unsolved: the address of a whole number that becomes 1 if an instance is not solved.
-            again: what was found by a program that is less precise: only what it could not solve is
-                solved, and written there.
+            tol: the residual to reach.
+            max_iter: the most passes.
+            unsolved: the address of an integer that becomes 1 if an instance is not solved.
+            again: the answers of a less precise program: only what it could not solve is solved,
+                and written there.
         """
         at, batch = self.machine.pointer, eta_u.shape[0]
         saved = self.choice.hubs.saved if self.choice.hubs else 0
@@ -381,8 +381,7 @@ class Program:
     ) -> tuple[Any, Any, Any]:
         """Queues the gradients of `eta_u` and `eta_v`, `(B, scores)`, and their relative residuals.
 
-        `again`: what a program that is less precise gave; only what it could not solve is written
-        anew.
+        again: the results of a less precise program; only what it could not solve is overwritten.
         """
         at, new, batch = self.machine.pointer, self.machine.empty, found.mu.shape[0]
         real = self.choice.dtype

@@ -1,4 +1,4 @@
-"""What was found on a device, and what is done about instances that were not solved there."""
+"""What was found on a device, and what happens to instances that were not solved there."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from factormax.status import Status
 
 __all__ = ["DeviceSolution"]
 
-#: The status of an instance with a score that is NaN or +inf.
+#: The kernels' status of an instance with a score that is NaN or +inf.
 _BAD_NUMBER = 6
-#: What the kernels call it.
+#: The kernels' names of arrays, where they differ.
 _ON_DEVICE = {"primal_residual": "residual", "dual_residual": "residual"}
-#: The residual from which the CPU goes on where the kernels have stopped.
+#: Up to this residual, the CPU continues from where the kernels stopped.
 _CLOSE = 1e-2
 
 
 class DeviceSolution:
-    """The answers of a batch, on the device; what a caller asks for is brought to the host then.
+    """The answers of a batch, on the device; copied to the host on access.
 
     Attributes:
         mu, mu_v, objective: on the device.
-        engine: where it was found.
-        proofs: why instances are infeasible.
+        engine: where it was solved.
+        proofs: the proofs of infeasible instances.
     """
 
     nodes = None
@@ -47,17 +47,17 @@ class DeviceSolution:
         self._plan = plan_of(inputs.model)
         self.num_rows = self._plan.model_rows
         self._options = options
-        self._left: list[tuple[IndexArray, Inputs, RawSolution]] = []  # to the CPU
-        self.all_converged = True  # as far as anybody has looked
+        self._left: list[tuple[IndexArray, Inputs, RawSolution]] = []  # left to the CPU
+        self.all_converged = True  # as far as is known
 
     # ---- at the end of a solve -------------------------------------------------------------------
 
     def settle(self, unsolved: bool, inputs: Callable[[IndexArray], Inputs], bad: Any) -> None:
-        """Does what the kernels have left.
+        """Solves what the kernels left unsolved.
 
         Args:
-            unsolved: whether they have left something.
-            inputs: of these instances, on the host.
+            unsolved: whether they left anything.
+            inputs: returns the inputs of some instances, on the host.
             bad: called if a score is NaN or +inf.
         """
         if not unsolved:
@@ -81,9 +81,9 @@ class DeviceSolution:
             self.proofs[int(i)] = Proof(proof)
 
     def _finish_all(self, index: IndexArray, inputs: Callable[[IndexArray], Inputs]) -> None:
-        """Solves on the CPU: what is close, from the multipliers that the kernels reached.
+        """Solves on the CPU: instances that are close, from the multipliers that kernels reached.
 
-        The others apart, from the beginning, so that every instance begins as it would alone.
+        The others are solved separately, from scratch, so that each starts as it would alone.
         """
         own, start = inputs(index), self.tau[index]
         close = (self.primal_residual[index] <= _CLOSE) & np.isfinite(start).all(axis=1)
@@ -130,7 +130,7 @@ class DeviceSolution:
 
     @property
     def dual_residual(self) -> npt.NDArray[np.float64]:
-        """`(B,)`: the same."""
+        """`(B,)`, the same."""
         return self.primal_residual
 
     @property
@@ -146,7 +146,7 @@ class DeviceSolution:
         return self.machine.download(self._model_rows(self.run.found.tau))
 
     def _model_rows(self, multipliers: Any) -> Any:
-        """Without those of the rows of matchings and trees."""
+        """The multipliers without those of the rows of matchings and trees."""
         if self.num_rows == self._plan.hard:
             return multipliers
         return self.machine.without(multipliers, self.num_rows, self._plan.hard)
@@ -167,18 +167,18 @@ class DeviceSolution:
 
     @property
     def finished_there(self) -> bool:
-        """Whether the CPU has solved no instance."""
+        """Whether the CPU solved none of the instances."""
         return not self._left
 
     def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
-        """The same for these instances, `(N,)` on the device, if the CPU has solved none."""
+        """The same for these instances, `(N,)` on the device, if the CPU solved none."""
         given = [self.machine.plain(g) for g in (grad_mu, grad_mu_v)]
         return self.run.vjp_at(index, *given)
 
     # ---- on the device ---------------------------------------------------------------------------
 
     def there(self, name: str) -> Any:
-        """One of those on the host, by its name, as it is on the device."""
+        """One of the arrays above, by name, as it is on the device."""
         if self._left:
             return self.machine.upload(np.ascontiguousarray(getattr(self, name)))
         if name == "oracle_calls" and not self._plan.hubs:
@@ -187,7 +187,7 @@ class DeviceSolution:
         return self._model_rows(found) if name == "tau" else found
 
     def sides_there(self) -> Any:
-        """Those of variables and rows, of a graph without structures."""
+        """The sides of variables and rows, for a graph without structures."""
         found = self.run.found
         for index, _, raw in self._left:
             self.machine.put(found.var_side, index, raw.var_side)
@@ -195,11 +195,11 @@ class DeviceSolution:
         return found.var_side, found.row_side
 
     def __reduce__(self) -> Any:
-        """What is pickled: the same on the host."""
+        """What is pickled: the solution on the host."""
         return _same, (self.to_raw(),)
 
     def to_raw(self) -> RawSolution:
-        """The same on the host; its derivative is still found here."""
+        """The solution on the host; its derivative is still computed on the device."""
         shape = (len(self.mu), self.mu.shape[1], self.mu_v.shape[1], self.tau.shape[1])
         raw = RawSolution.of_size(*shape, self.machine.dtype(self.mu))
         for name in ("mu", "mu_v", "objective"):
@@ -214,5 +214,5 @@ class DeviceSolution:
 
 
 def _same(raw: RawSolution) -> RawSolution:
-    """From a pickle."""
+    """The solution, from a pickle."""
     return raw

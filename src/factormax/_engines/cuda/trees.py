@@ -1,4 +1,4 @@
-"""What the kernels need of trees, which they solve by rows and cuts."""
+"""What the kernels need for trees, which they solve by rows and cuts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from factormax._inputs import structured_of
 __all__ = ["Trees", "rows_of_tree"]
 
 _EQUALITY = 2
-#: Words have numbers of 8 bits.
+#: Words are 8-bit numbers.
 _MOST_WORDS = 255
 
 
 def rows_of_tree(factor: Any) -> tuple[list[Any], list[int]]:
-    """The variables of its rows, one head per word and, if so asked, one root, and their kinds."""
+    """The variables of its rows, and their kinds: one head per word and, if required, one root."""
     words, single_root = (int(s) for s in factor.shape)
     arcs = np.asarray(factor.variables).reshape(words, words)
     rows = [*arcs, arcs.diagonal()] if single_root else [*arcs]
@@ -29,9 +29,9 @@ class Trees:
     """The trees of a model.
 
     Attributes:
-        var: the variables of their arcs, one tree after the other.
-        table: `(trees, 2)`, the first arc of a tree, and its words.
-        most_cuts: that there is room for.
+        var: the variables of their arcs, one tree after another.
+        table: `(trees, 2)`, the first arc of each tree, and its number of words.
+        most_cuts: how many cuts there is room for.
     """
 
     def __init__(self, model: Model) -> None:
@@ -63,7 +63,7 @@ class Trees:
 
     @staticmethod
     def has(factor: Any) -> bool:
-        """Whether a structured factor is a tree that may cross."""
+        """Whether a structured factor is a non-projective tree."""
         return bool(factor.kind == OracleKind.tree)
 
     @staticmethod
@@ -82,12 +82,12 @@ class Trees:
 
     @property
     def saved(self) -> int:
-        """Numbers that are kept of the cuts: how many, and of each its tree and its words."""
+        """How many numbers are kept of the cuts: their count, and each one's tree and words."""
         return (1 + self.most_cuts * (1 + self.cut_words)) if self else 0
 
     @property
     def memory(self) -> list[tuple[str, int]]:
-        """What a team needs, in bytes."""
+        """The memory that a team needs, in bytes."""
         if not self:
             return []
         words = self.most_words
