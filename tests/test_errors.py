@@ -270,3 +270,29 @@ def test_a_factor_is_added_once():
     pair = fg.add(fm.Pair(u[0], u[1], 1.0))
     with pytest.raises(fm.GraphError, match=r"Pair over u\[0\], u\[1\] was already added"):
         fg.add(pair)
+
+
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [
+        (lambda u: fm.Budget(u, [1, -2]), r"Budget over u, instance \(1,\): budget must be at"),
+        (lambda u: fm.Exactly(u, [1, 2, 9], axis=1), r"Exactly over u\[2, :\]: count is 9"),
+        (
+            lambda u: fm.Exactly(u, [[1, 2, 0], [9, 1, 1]], axis=1),
+            r"Exactly over u\[0, :\], instance \(1,\): count is 9",
+        ),
+        (
+            lambda u: fm.Knapsack(~u, [[1, 1, 1, 1], [1, 1, 1, 1], [1, -3, 1, 1]], 2, axis=1),
+            r"Knapsack over ~u\[2, :\]: costs must be finite and at least 0, got -3",
+        ),
+        (
+            lambda u: fm.Linear(u[0], np.ones(4), [1, 2], [2, 1]),
+            r"Linear over u\[0\], instance \(1,\): lower is 2.0, above upper",
+        ),
+    ],
+)
+def test_a_bad_parameter_names_its_factor_and_instance(factor, message):
+    u = fm.FactorGraph(batch_dims=1).variable_from(np.zeros((2, 3, 4)), name="u")
+    with pytest.raises(fm.FactormaxError, match=message) as error:
+        factor(u)
+    assert error.value.__context__ is None

@@ -516,5 +516,7 @@ def test_messages_name_factors():
         fg.solve()
         return u.value
 
-    with pytest.raises(fm.GraphError, match=r"Budget over u\[1:\]: budget must be at least 0"):
+    with pytest.raises(
+        fm.GraphError, match=r"Budget over u\[1:\], instance \(1,\): budget must be"
+    ):
         torch.func.vmap(function)(torch.zeros(2, 4), torch.tensor([1.0, -1.0]))

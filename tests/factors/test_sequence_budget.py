@@ -125,10 +125,9 @@ class TestSequenceBudget(StructuredContract):
     )
     def test_bad_budget(self, bad, message):
         u = fm.FactorGraph(batch_dims=1).variable_from(np.zeros((2, 4)))
-        for budget in (bad, np.array([1, bad])):
-            with pytest.raises(
-                fm.GraphError, match=rf"SequenceBudget over u\[1:\]: budget must be.*{message}"
-            ):
+        for budget, instance in ((bad, ""), (np.array([1, bad]), r", instance \(1,\)")):
+            name = rf"SequenceBudget over u\[1:\]{instance}"
+            with pytest.raises(fm.GraphError, match=rf"{name}: budget must be.*{message}"):
                 fm.SequenceBudget(u[1:], 0.0, budget)
 
     @pytest.mark.parametrize("bad", [np.zeros(4), np.zeros((3, 3)), np.zeros((2, 1, 1))])

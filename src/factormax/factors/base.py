@@ -7,6 +7,7 @@ all that the solvers see of it; structured factors have a MAP oracle instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -289,11 +290,39 @@ class BaseFactor:
         self._params = params
 
     def _check_named(self, params: tuple[Param, ...]) -> None:
-        """Raises an error that names the factor unless the parameters are valid."""
+        """Raises unless the parameters are valid; names the factor and the instance at fault."""
+        if self._accepts(params):
+            return
+        batch = max([1 if isinstance(p, float) else len(p) for p in params])
+        for i, k in np.ndindex(batch, self._count):
+            one = tuple([p if isinstance(p, float) else self._part(p, i, k) for p in params])
+            if not self._accepts(one):
+                self._check_params(one, self._size, self._name_of(k, i, batch))
+
+    def _accepts(self, params: tuple[Param, ...]) -> bool:
         try:
             self._check_params(params, self._size, self.kind)
-        except FactormaxError:  # raise again with the full name, which is slow to make
-            self._check_params(params, self._size, self.name)
+        except FactormaxError:
+            return False
+        return True
+
+    def _part(self, param: Any, i: int, k: int) -> Any:
+        """The part of factor k in instance i, `(1, 1 | d)`."""
+        return param[min(i, len(param) - 1)].reshape(self._count, 1, -1)[k]
+
+    def _name_of(self, k: int, i: int, batch: int) -> str:
+        """The name of factor k, and of instance i if each of a batch has its own parameters."""
+        name = self.name
+        if self._count > 1:
+            flags = self._negated
+            negated = None if flags is None else flags[k]
+            name = f"{self.kind} over {literals_name(self._record, self._index[k], negated)}"
+        if batch == 1:
+            return name
+        shape = self._record.batch_shape or ()
+        if math.prod(shape) != batch:  # a vmap has made it larger
+            shape = (batch,)
+        return f"{name}, instance {tuple(int(j) for j in np.unravel_index(i, shape))}"
 
     @classmethod
     def _check_params(cls, params: tuple[Param, ...], d: int, name: str) -> None:
