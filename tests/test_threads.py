@@ -205,7 +205,9 @@ def test_a_pool_of_forked_processes():
 # Interrupts --------------------------------------------------------------------------------------
 
 ENDLESS = """
+    import signal
     import numpy as np, factormax as fm
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if started in the background
     fg = fm.FactorGraph(batch_dims=1)
     u = fg.variable_from(5 * np.random.default_rng(0).normal(size=({batch}, {n}, {n})))
     fg.add(fm.Xor(u, axis=1))

@@ -234,6 +234,10 @@ def test_a_bad_score_is_named_in_a_transform(device: str) -> None:
         vmapped(matched, scores.to(device), pair.expand(3, 5).to(device))
 
 
+compiles = pytest.mark.skipif(torch.__version__ < (2, 11), reason="needs a newer torch")
+
+
+@compiles
 @pytest.mark.parametrize("function", [matched, tagged])
 def test_a_compiled_solve_is_done_there(device: str, function: Any) -> None:
     torch._dynamo.reset()
@@ -253,6 +257,7 @@ def test_a_compiled_solve_is_done_there(device: str, function: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
 
 
+@compiles
 def test_a_compiled_solve_goes_on_where_the_host_has_finished(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
