@@ -44,8 +44,8 @@ scores.requires_grad = True
 #
 # `batch_dims=1` says that the first dimension of all scores counts instances. Nothing else in the
 # graph ever mentions it: `u` has the shape `(8,)`, and `u[:-1]` leaves out the last word of every
-# review. Parameters and scores of factors may be shared by the batch, as the bonus here, or have
-# the batch dimension in front, as the budgets.
+# review. Parameters and scores of factors may be shared by the batch, like the bonus here, or have
+# the batch dimension in front, like the budgets.
 
 bonus = torch.tensor(0.6, requires_grad=True)  # for two neighbours that are both picked
 
@@ -107,7 +107,7 @@ plt.show()
 # What to try next
 # ----------------
 #
-# * A score of `-inf` means the same as a mask; mix both.
+# * A score of `-inf` means the same as a mask; you can mix both.
 # * Give every review its own bonus, `torch.rand(3, 1)`, and look at `bonus.grad` again.
 # * `fm.nn.ContiguousSelection` does much the same as a layer, with `lengths=` in place of the mask.
-# * Two leading dimensions, reviews by heads for example, are `batch_dims=2`.
+# * For two leading dimensions, such as reviews and heads, use `batch_dims=2`.

@@ -4,8 +4,8 @@ A factor of your own
 
 A structured factor needs one thing: a function that finds the best structure for given scores, its
 *MAP oracle*. Whatever you can maximise exactly, by dynamic programming, a graph algorithm or a
-library of yours, becomes a differentiable layer that returns a sparse mixture of structures and
-works together with all other factors.
+library of your choice, becomes a differentiable layer that returns a sparse mixture of structures
+and works together with all other factors.
 
 This tutorial builds paths through a grid: from the top left to the bottom right corner, by steps
 down and to the right.
@@ -48,9 +48,9 @@ class GridPath(fm.Factor):
 # Is it right?
 # ------------
 #
-# An oracle that is not exact is not noticed by a solve; it only makes the answer wrong. So put it
-# through the checks that every built-in factor passes: optimality, gradients against finite
-# differences, masks and batches. `allowed` says in your own words which assignments are structures.
+# A solve does not notice an oracle that is not exact: the answer is simply wrong. So put it through
+# the checks that every built-in factor passes: optimality, gradients against finite differences,
+# masks and batches. `allowed` says in your own words which assignments are structures.
 
 from factormax.testing import check_factor
 
@@ -67,8 +67,8 @@ check_factor(GridPath(fm.FactorGraph().variable((3, 3))), allowed=is_path)
 # Solve
 # -----
 #
-# From here on it is a factor like any other. The middle of the grid attracts, so that all the paths
-# go through it.
+# From here on it is a factor like any other. The middle of the grid attracts, so all the paths go
+# through it.
 
 torch.manual_seed(1)
 scores = torch.randn(5, 7)
@@ -103,8 +103,8 @@ print("made up of", len(path.probs), "paths:", [round(p, 2) for p in path.probs.
 # ----------------------
 #
 # The mixture is small, so you can look at each structure and judge it by any function, even one
-# that no sum over cells could express. Gradients flow through the probabilities. Here it is how
-# often a path turns:
+# that no sum over cells could express. Gradients flow through the probabilities. Here the function
+# is how often a path turns:
 
 
 def turns(structure):
@@ -132,5 +132,5 @@ plt.show()
 # * Mask a wall of cells, `fg.variable_from(scores, mask=...)`, with one gap in it.
 # * Give the factor scores of its own, `GridPath(u, scores)`, for turning; `map` then receives them
 #   as `eta_v` and returns how often each counts.
-# * An oracle in Python is called once or more for every pass. Define `map_batch` where it is easy
+# * An oracle in Python is called at least once in every pass. Define `map_batch` where it is easy
 #   to vectorise, or hand in a C function as `native_map`.

@@ -5,7 +5,7 @@ Parsing with valencies
 "The woman saw the man with the telescope" and "the woman put the book on the table" look alike to a
 parser that knows only the parts of speech. Does the last phrase belong to the verb or to the noun?
 The verb knows: "to see" takes a subject and an object, "to put" also a place. How many modifiers a
-word takes is its *valency*, and a lexicon can tell.
+word takes is its *valency*, which a lexicon lists.
 
 This tutorial trains a small parser on a toy language in which valency decides. The lexicon goes in
 as a constraint, a budget for each head. The network need not learn what the constraint says, only
@@ -20,7 +20,7 @@ what it leaves open.
 # modifiers: its subject and its object, and, if it has the valency for it, the first phrase. A
 # phrase that finds no place at the verb belongs to the noun before it.
 #
-# The parser sees tags, not words, so that it cannot tell the two kinds of verbs apart.
+# The parser sees tags, not words, so it cannot tell the two kinds of verbs apart.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -62,8 +62,8 @@ def make_batch(size, random):
 # The graph
 # ---------
 #
-# `arcs[m, h]` means that `h` is the head of `m`; on the diagonal, that `m` hangs from the root. The
-# budget of head `h` goes over its column, without the diagonal, and every instance has budgets of
+# `arcs[m, h]` means that `h` is the head of `m`; on the diagonal, that the head of `m` is the root.
+# The budget of head `h` covers its column, without the diagonal, and every instance has budgets of
 # its own, `(batch, n)`. Words that are not there are masked.
 
 
@@ -112,7 +112,7 @@ class Parser(nn.Module):
 # ------------------------------------
 #
 # `fg.loss` is 0 where the solution is the gold tree, and its gradient needs no differentiation
-# through the solver. It is asked of the graph with its constraints, so that the network is not
+# through the solver. It is computed on the graph with its constraints, so that the network is not
 # pushed to explain what they already say.
 
 STEPS = 50
@@ -139,7 +139,7 @@ def train(use_valency):
 
 
 def accuracy(model, use_valency):
-    """Of all heads, and of those of the first phrase of each sentence."""
+    """Accuracy over all heads, and over those of the first phrase of each sentence."""
     tags, heads, lengths, valency = test
     with torch.no_grad():
         fg, arcs = graph_of(model(tags), lengths, valency if use_valency else None)

@@ -3,7 +3,7 @@ Training with JAX
 =================
 
 JAX arrays go into the same `FactorGraph` as NumPy arrays and torch tensors. A graph is built while
-JAX traces: its wiring is static, its scores are traced. `jit`, `vmap`, `grad` and the other
+JAX traces: its wiring is static, and its scores are traced. `jit`, `vmap`, `grad` and the other
 transformations then work as they do on any function.
 
 This tutorial learns which points belong together. Each instance has six points and a copy of them
@@ -45,8 +45,8 @@ def instances(key, count, points=6, dim=4):
 # The model
 # ---------
 #
-# A score for every point and every copy, and a graph that says what a matching is. Nothing here is
-# special to JAX but the arrays.
+# The model has a score for every point and every copy, and a graph that says what a matching is.
+# Nothing here is specific to JAX except the arrays.
 
 
 def graph_of(params, first, second):
@@ -60,8 +60,8 @@ def graph_of(params, first, second):
 
 # %%
 # `fg.loss` compares the solution with a target. It is the Fenchel–Young loss of LP-SparseMAP:
-# convex in the scores, 0 where the solution is the target, and its gradient is the difference of
-# the two.
+# convex in the scores, 0 where the solution is the target, and its gradient is the difference
+# between the two.
 
 
 def loss(params, first, second, target):
@@ -81,8 +81,8 @@ def share_right(params, first, second, target):
 # Training
 # --------
 #
-# One step is one compiled function. XLA calls the solver without going through Python where
-# factormax was built with the headers of jaxlib, and through a callback elsewhere.
+# One step is one compiled function. XLA calls the solver without going through Python if factormax
+# was built with the headers of jaxlib, and through a callback otherwise.
 
 STEPS = 100
 optimizer = optax.adam(3e-2)
@@ -106,7 +106,8 @@ for i in range(STEPS):
 print(f"after: {share_right(params, *held_out):.0%} of the points matched correctly")
 
 # %%
-# The loss, and the matching of a held-out instance: blue lines are right, orange ones are not.
+# Here are the loss, and the matching of a held-out instance: blue lines are right, orange ones are
+# not.
 
 _, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
 left.plot(losses, color="#0072B2")
@@ -124,7 +125,7 @@ plt.show()
 # What to try next
 # ----------------
 #
-# * `jax.vmap` a function that solves one instance: it is turned into a batch, solved in one call.
+# * `jax.vmap` a function that solves one instance: it becomes a batch, solved in one call.
 # * Inside a trace nothing can be raised. Return `solution.status` from the function, and look at it
 #   outside.
 # * `jax.hessian`, `jax.jvp`, `scan` and `shard_map` work too.

@@ -5,8 +5,8 @@ Matching points, with and without structure
 Which points of two sets belong together? Set B is set A after a rotation, a smooth deformation and
 some noise, in shuffled order. Pairs differ in size, and some points of either set have no partner.
 Every point of B carries a short random vector, and each point of A has to read the vector of its
-partner, or zeros if it has none. What it reads is the only training signal: the true matching
-serves to measure, not to train.
+partner, or zeros if it has none. What it reads is the only training signal: the true matching is
+used to measure, not to train.
 
 Two copies of one small network start from the same weights and see the same data. They differ in
 the layer that turns scores into weights: softmax attention, and a matching, which is a graph of two
@@ -54,7 +54,7 @@ LAYERS = {"softmax": softmax_layer, "factormax": matching_layer}
 # The data
 # --------
 #
-# Pairs with 9 to 14 points in common, and up to 2 more in each set that have no partner.
+# The two sets of a pair have 9 to 14 points in common, and each has up to 2 more without a partner.
 
 POINTS = 16  # sets are padded to this many points
 
@@ -158,9 +158,9 @@ class Matcher(nn.Module):
 # Training
 # --------
 #
-# The loss is how far what the points of A read is from what they should read. On held-out pairs,
-# three things are measured now and then: how often the largest weight is where it belongs, how many
-# points of B receive more than 1 in all, and how many weights are not 0.
+# The loss is the distance between what the points of A read and what they should read. On held-out
+# pairs, three things are measured now and then: how often the largest weight is where it belongs,
+# how many points of B receive more than 1 in all, and how many weights are not 0.
 
 STEPS = 250
 RATE = 3e-3
@@ -215,9 +215,9 @@ for step in bar:
 # Results
 # -------
 #
-# Is the structure of use in training, or would it do to enforce it afterwards? The last line forces
-# the scores of the softmax network into a matching after training. (As scores grow, the solution
-# tends to the best matching.)
+# Does the structure help in training, or would it be enough to enforce it afterwards? The last line
+# forces the scores of the softmax network into a matching after training. (As scores grow, the
+# solution tends to the best matching.)
 
 titles = {
     "accuracy": ("points of A matched correctly", " %"),
@@ -237,9 +237,9 @@ print(f"Made one-to-one only after training, softmax gets {accuracy:.1f} % right
 # The picture
 # -----------
 #
-# A pair on which both do as well as they do on average. The points of B are put in the order of
-# their partners, so that the truth is a diagonal. A ring is weight on "no partner", and a hollow
-# point has none. Bars below the matrices are sums of columns; orange is what exceeds 1.
+# On this pair both do as well as they do on average. The points of B are put in the order of their
+# partners, so that the truth is a diagonal. A ring is weight on "no partner", and a hollow point
+# has none. Bars below the matrices are sums of columns; orange is what exceeds 1.
 
 with torch.no_grad():
     weights = {name: model(held_out) for name, model in models.items()}

@@ -4,7 +4,7 @@ Labels that go together
 
 A picture of a beach often shows the sea, seldom snow, and never both a ski slope and a palm. Labels
 that are predicted one by one know nothing of each other. A pairwise Markov random field adds a
-learned score for every two labels, and solves for all of them at once.
+learned score for every pair of labels, and solves for all of them at once.
 
 This tutorial combines detectors of single labels, which are unreliable, with what is learned about
 pairs.
@@ -27,7 +27,7 @@ LABELS = ["sea", "beach", "palm", "snow", "ski", "lamp", "moon"]
 
 
 def make_scenes(size, random):
-    """What the detectors say, and the truth; `(size, 7)` both."""
+    """What the detectors say, and the truth; both `(size, 7)`."""
     coast, night = torch.rand(2, size, generator=random) < 0.5
     often = torch.tensor([0.9, 0.8, 0.5, 0.9, 0.6, 0.8, 0.6])
     possible = torch.stack([coast, coast, coast, ~coast, ~coast, night, night], dim=1)
@@ -39,9 +39,9 @@ def make_scenes(size, random):
 # Two models
 # ----------
 #
-# Both turn the output of a detector into a score by a learned scale and shift. One stops there. The
-# other has a `PairwiseMRF` with a score for each of the 21 pairs; they start at 0, where both
-# models are the same.
+# Both turn the output of a detector into a score with a learned scale and shift. One stops there.
+# The other has a `PairwiseMRF` with a score for each of the 21 pairs; these scores start at 0,
+# where both models are the same.
 
 
 class Tagger(nn.Module):
@@ -73,15 +73,15 @@ for name, model in models.items():
     print(f"{name}: {right:.1%} of the labels right, {whole:.1%} of the scenes")
 
 # %%
-# `loss` is the loss of LP-SparseMAP, and `predict` the answer it is made for. (With this loss, a
-# label that is in no pair is on from a score of ½ upwards, not from 0.)
+# `loss` is the loss of LP-SparseMAP, and `predict` gives the answer it is made for. (With this
+# loss, a label that is in no pair is on from a score of ½ upwards, not from 0.)
 #
 # What was learned
 # ----------------
 #
-# The matrix shows the score of every two labels: green for those that go together, purple for those
-# that exclude each other. Lamps and the moon have next to no score with the landscape, as they
-# should: coasts and mountains have nights alike.
+# The matrix shows the score of every pair of labels: green for those that go together, purple for
+# those that exclude each other. Lamps and the moon have next to no score with the landscape, as
+# they should: both coasts and mountains have nights.
 
 coupling = models["in pairs"].mrf.coupling.detach()
 limit = coupling.abs().max()
@@ -94,7 +94,7 @@ ax.tick_params(length=0)
 ax.spines[:].set_visible(False)
 
 # %%
-# A scene of the test set in which the pairs put right what the detectors got wrong:
+# Here is a scene of the test set in which the pairs correct what the detectors got wrong:
 
 with torch.no_grad():
     alone, pairs = (

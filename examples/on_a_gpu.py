@@ -8,8 +8,8 @@ where there is no GPU, and says so.
 """
 
 # %%
-# Nothing to install but torch with CUDA: the kernels are compiled when they are first needed, and
-# kept. `fm.cuda.unavailable()` tells why none can run, or returns an empty text.
+# There is nothing to install except torch with CUDA: the kernels are compiled when they are first
+# needed, and kept. `fm.cuda.unavailable()` says why none can run, or returns an empty text.
 
 import time
 
@@ -55,9 +55,9 @@ ax = fm.plot.marginals(u.value[0])
 # How much is gained
 # ------------------
 #
-# A GPU solves the instances of a batch side by side, so that a thousand may take hardly longer than
-# one. Here is the time per instance, forward and backward, by the size of the batch. (A call only
-# queues work on a GPU: to time it, wait for it.)
+# A GPU solves the instances of a batch side by side, so a thousand may take hardly longer than one.
+# Here is the time per instance, forward and backward, by the size of the batch. (A call only queues
+# work on a GPU: to time it, wait for it.)
 
 
 def wait():

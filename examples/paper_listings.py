@@ -3,9 +3,9 @@ The listings of the paper
 =========================
 
 LP-SparseMAP was introduced by `Niculae and Martins (2020) <https://arxiv.org/abs/2001.04437>`_. The
-paper shows two programs: a linear assignment, and a dependency parser whose words may have only so
-many modifiers. Both run here with only the import changed: `TorchFactorGraph` is `FactorGraph`
-under the paper's name.
+paper shows two programs: a linear assignment, and a dependency parser that limits how many
+modifiers a word may have. Both run here with only the import changed: `TorchFactorGraph` is
+`FactorGraph` under the paper's name.
 """
 
 # %%
@@ -45,7 +45,8 @@ u.value[0, -1].backward()
 print(eta.grad)
 
 # %%
-# The graph has a box for each factor, and a circle for each variable, filled by its value:
+# The graph has a box for each factor, and a circle for each variable, filled according to its
+# value:
 
 ax = fm.plot.graph(fg)
 
@@ -56,7 +57,7 @@ ax = fm.plot.graph(fg)
 # Parsing with valencies
 # ----------------------
 #
-# `u[m, h]` means that word `h` is the head of word `m`; on the diagonal, that the word hangs from
+# `u[m, h]` means that word `h` is the head of word `m`; on the diagonal, that the word's head is
 # the root. With `constrain=True` no word may have more than two modifiers.
 
 
@@ -91,9 +92,9 @@ constrained = parsing(constrain=True)
 
 # %%
 # The last word is the busiest head: without the constraint it has 2.02 modifiers in expectation,
-# and with it exactly 2. So little changes the solution by little, and its gradient by a lot: what
-# the last word gains as the head of one word, it now loses as the head of another. Blue arcs are
-# those that the solution mixes, with their weights.
+# and with it exactly 2. So small a difference changes the solution only a little, but its gradient
+# a lot: what the last word gains as the head of one word, it now loses as the head of another. Blue
+# arcs are those that the solution mixes, with their weights.
 
 _, axes = plt.subplots(2, 1, figsize=(6, 4.6), layout="constrained")
 fm.plot.tree(free, axes[0]).set_title("without a constraint")

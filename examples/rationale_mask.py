@@ -15,8 +15,8 @@ While the model is unsure, more words than that pass, with a small weight each.
 # The data
 # --------
 #
-# Sentences of 10 to 18 words. Each holds one planted span of four neighbouring words of the same
-# class, which is the label; words of all classes are scattered about it to distract.
+# The sentences have 10 to 18 words. Each holds one planted span of four neighbouring words of the
+# same class, which is the label; words of all classes are scattered around it as a distraction.
 
 import matplotlib.pyplot as plt
 import torch
@@ -46,8 +46,8 @@ def make_batch(size, random):
 # The model
 # ---------
 #
-# It scores every word, and every two neighbours by how alike they are. The graph is one variable
-# per word and one factor. What passes the mask is all that the classifier sees.
+# It scores every word, and every pair of neighbours by how alike they are. The graph is one
+# variable per word and one factor. What passes the mask is all that the classifier sees.
 
 
 class Extractor(nn.Module):
@@ -80,7 +80,7 @@ class Extractor(nn.Module):
 # Training
 # --------
 #
-# Only the labels are shown.
+# The model is shown only the labels.
 
 STEPS = 100
 torch.manual_seed(0)
@@ -103,8 +103,8 @@ print(f"of the mask on the span: {(before * span).sum() / before.sum():.0%} befo
 print(f"{(after * span).sum() / after.sum():.0%} after; labels right: {right:.0%}")
 
 # %%
-# What the mask lets pass, in blue, for ten held-out sentences. Letters are words that carry a
-# class; the planted span, which the model was never shown, is outlined.
+# The picture shows in blue what the mask lets pass, for ten held-out sentences. Letters are words
+# that carry a class; the planted span, which the model was never shown, is outlined.
 
 figure, axes = plt.subplots(2, 1, figsize=(9, 6.4), layout="constrained")
 for ax, weights, title in zip(axes, (before, after), ("before", "after"), strict=True):

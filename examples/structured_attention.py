@@ -6,17 +6,17 @@ Softmax attention lets every word look for itself. Two words may look at the sam
 may be looked at by nobody: there is no way to say that each word should have a counterpart of its
 own. A matching says just that.
 
-Are two sentences made of the same words? "A A B" and "B A A" are, in whatever order. "A A B" and
-"B B A" are not, although every word of the one finds itself in the other. The same small network is
-trained on this twice: with softmax attention, and with `factormax.nn.Matching`.
+Are two sentences made of the same words? "A A B" and "B A A" are, whatever the order. "A A B" and
+"B B A" are not, although every word of one is found in the other. The same small network is trained
+on this twice: with softmax attention, and with `factormax.nn.Matching`.
 """
 
 # %%
 # The data
 # --------
 #
-# Pairs of sentences of three to seven letters. Half of them differ: the second has one letter too
-# many of one kind and one too few of another.
+# The data are pairs of sentences of three to seven letters. Half of the pairs differ: the second
+# has one letter too many of one kind and one too few of another.
 
 import matplotlib.pyplot as plt
 import torch
@@ -50,7 +50,7 @@ def make_batch(size, random):
 # ----------------------
 #
 # Both take scores `(batch, n, n)` and return weights for both directions. Softmax normalises rows
-# for the one and columns for the other. A matching is the same seen from either side.
+# for one and columns for the other. A matching is the same seen from either side.
 
 
 def present(lengths):
@@ -78,8 +78,8 @@ class MatchingAttention(nn.Module):
 # The network
 # -----------
 #
-# It attends, compares each word with what it attends to, adds up, and answers: a decomposable
-# attention model.
+# It attends, compares each word with what it attends to, adds up the results, and answers: a
+# decomposable attention model.
 
 
 class Comparer(nn.Module):
@@ -107,7 +107,7 @@ class Comparer(nn.Module):
 # Training
 # --------
 #
-# The same initial weights, the same batches. Only the answers are shown.
+# Both have the same initial weights and the same batches. Only the answers are shown.
 
 STEPS = 150
 test = make_batch(500, torch.Generator().manual_seed(1))
@@ -129,10 +129,10 @@ for name, attention in (("softmax", SoftmaxAttention()), ("matching", MatchingAt
     print(f"{name} attention: {right:.0%} right")
 
 # %%
-# Softmax attention is no better than chance: each letter finds itself, however often it is there.
-# The picture shows a pair of sentences that agree, on top, and one that does not. Below each key is
-# the attention it receives in all; orange is what exceeds 1. The matching never exceeds it. Where
-# the sentences differ, one word is left with a counterpart of another kind, and that is what the
+# Softmax attention is no better than chance: each letter finds itself, however often it occurs. The
+# picture shows a pair of sentences that agree, on top, and one that does not. Below each key is the
+# attention it receives in all; orange is what exceeds 1. The matching never exceeds it. Where the
+# sentences differ, one word is left with a counterpart of another kind, and that is what the
 # comparison needs to see.
 
 first, second, lengths, answers = test
@@ -155,7 +155,7 @@ plt.show()
 # What to try next
 # ----------------
 #
-# * `fm.nn.Matching(temperature=0.2)` makes the attention sharper, `learn_temperature=True` learns
+# * `fm.nn.Matching(temperature=0.2)` makes the attention sharper; `learn_temperature=True` learns
 #   how sharp.
-# * `complete=False` matches only where it pays, so that words may stay without a counterpart.
+# * `complete=False` matches only where it pays, so words may be left without a counterpart.
 # * `fm.nn.SequentialAlignment` prefers to align neighbours with neighbours.

@@ -12,8 +12,8 @@ a person would think of, each with its probability.
 # Scores of arcs
 # --------------
 #
-# `scores[m, h]` says how well `h` suits as the head of `m`; on the diagonal, how well the word
-# suits as the root. Most arcs are clear. Where "on" and "with" attach is close to a tie.
+# `scores[m, h]` says how well `h` suits `m` as its head; on the diagonal, how well the root does.
+# Most arcs are clear. Where "on" and "with" attach is close to a tie.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,8 +45,8 @@ for arc, score in likely.items():
 # -------------
 #
 # `DepTree` says that the arcs form a tree. `projective` forbids arcs that cross, and `single_root`
-# allows one word to hang from the root. After a solve, the factor has `structures`, the trees, and
-# `probs`, their probabilities; `u.value`, the marginals, is their average.
+# allows only one word whose head is the root. After a solve, the factor has `structures`, the
+# trees, and `probs`, their probabilities; `u.value`, the marginals, is their average.
 
 fg = fm.FactorGraph()
 u = fg.variable_from(scores)
@@ -61,7 +61,7 @@ for structure, prob in zip(tree.structures, tree.probs, strict=True):
 ax = fm.plot.structures(tree, words=words)
 
 # %%
-# Arcs in grey are in all the trees, arcs in blue only in some. Their average tells how sure each
+# Arcs in grey are in all the trees, arcs in blue only in some. Their average shows how certain each
 # arc is:
 
 ax = fm.plot.tree(u, words=words)
@@ -71,7 +71,7 @@ ax = fm.plot.tree(u, words=words)
 # -----------
 #
 # The scale of the scores decides how many trees there are. Dividing them by a small temperature
-# leaves the best tree alone; a large one mixes more of them.
+# leaves only the best tree; a large one mixes more of them.
 
 for temperature in (0.1, 0.3, 1.0, 3.0):
     fg.solve(temperature=temperature)

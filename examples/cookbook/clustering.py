@@ -20,7 +20,7 @@ points = np.array([[0, 0], [3, 0], [1.5, 2.5]])[truth] + rng.normal(0, 0.6, (12,
 
 # %%
 # There is a variable for each pair, and ``pair`` finds it from either side. The score says how much
-# closer the two are than 2, so no number of clusters is asked for.
+# closer the two are than 2, so the number of clusters need not be given.
 
 first, second = np.triu_indices(len(points), k=1)
 pair = np.zeros((len(points), len(points)), dtype=int)

@@ -3,7 +3,8 @@ Contiguous selection
 ====================
 
 Which part of a signal matters? A budget keeps the selection small, and a bonus for neighbours keeps
-it in one piece: ``ContiguousSelection``, for a rationale, a segment, an event in a recording.
+it in one piece. That is ``ContiguousSelection``, for a rationale, a segment, or an event in a
+recording.
 """
 
 import matplotlib.pyplot as plt
@@ -35,8 +36,8 @@ assert all(on.sum() <= 8 for on in hard.values())
 assert (hard["a bonus of 1"].bool() == event).float().mean() > 0.9
 
 # %%
-# ``layer(scores)`` has the marginals, through which a network is trained, and ``predict`` the best
-# selection. By default the bonus is a parameter that is learned.
+# ``layer(scores)`` returns the marginals, through which a network is trained, and ``predict`` the
+# best selection. By default the bonus is a parameter that is learned.
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 3.5), sharex=True, layout="constrained")
 for ax, name in zip(axes, chosen, strict=True):

@@ -5,7 +5,7 @@ Top-k attention in a Hugging Face model
 Models of the transformers library take their attention by name. A function registered under a new
 name gets queries, keys and values, and so ``KSubset`` can replace the softmax: every token attends
 to about k others, and the weights of the rest are exactly 0. The model here is tiny and untrained;
-with ``from_pretrained(..., attn_implementation="top_k")`` the same name works for one that is not.
+with ``from_pretrained(..., attn_implementation="top_k")`` the same name works for a trained one.
 """
 
 import matplotlib.pyplot as plt
@@ -17,15 +17,15 @@ import factormax.nn as fnn
 
 # %%
 # The lower the temperature, the closer the selection comes to k ones. Queries and keys of an
-# untrained model hardly differ, so it is low here. Count the weights that are not 0 to choose
-# yours.
+# untrained model hardly differ, so the temperature is low here. Count the weights that are not 0 to
+# choose yours.
 
 select = fnn.KSubset(4, temperature=0.02)
 
 # %%
 # Scores of masked entries are not −1e9 here: the mask goes to the layer. A token that sees fewer
-# than k others attends to all of them, so the weights are divided by their sum. A token of the
-# padding sees nothing, and gets zeros.
+# than k others attends to all of them, so the weights are divided by their sum. A padding token
+# sees nothing, and gets zeros.
 
 
 def top_k_attention(module, query, key, value, attention_mask, scaling, **_):
@@ -40,8 +40,8 @@ def top_k_attention(module, query, key, value, attention_mask, scaling, **_):
 # %%
 # The mask must be registered as well. For a name that it does not know, the library makes no mask
 # at all, and every token would see the future without a warning. The mask of "sdpa" is boolean,
-# True where a token may look; it is left out (None) where "sdpa" could be told ``is_causal`` in its
-# place, which our function does not know, so ``allow_is_causal_skip=False``.
+# True where a token may look; it is left out (None) where "sdpa" could be told ``is_causal``
+# instead. Our function does not know that argument, hence ``allow_is_causal_skip=False``.
 
 
 def boolean_mask(*args, **options):
@@ -52,8 +52,8 @@ AttentionInterface.register("top_k", top_k_attention)
 AttentionMaskInterface.register("top_k", boolean_mask)
 
 # %%
-# Two sentences, the second of which is padded on the left. The picture has the weights of one head,
-# for the one and the other: a row per query, a column per key.
+# There are two sentences, the second of which is padded on the left. The picture shows the weights
+# of one head for each of them: a row per query, a column per key.
 
 torch.manual_seed(0)
 sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}

@@ -16,8 +16,8 @@ import optax
 import factormax as fm
 
 # %%
-# A portfolio: the weights sum to 1, no asset has more than 0.3, and each of three sectors of four
-# assets has at most 0.5. Variables lie in [0, 1], so each is a share of 0.3.
+# In this portfolio, the weights sum to 1, no asset has more than 0.3, and each of three sectors of
+# four assets has at most 0.5. Variables lie in [0, 1], so each is a share of 0.3.
 
 
 def project(x):
@@ -30,7 +30,7 @@ def project(x):
 
 
 # %%
-# Risk less returns is minimised: a step of the optimizer, then back into the feasible set.
+# Risk minus returns is minimised: a step of the optimizer, then back into the feasible set.
 
 rng = np.random.default_rng(0)
 exposure, returns = jnp.asarray(rng.normal(size=(12, 4))), jnp.asarray(rng.normal(size=12))

@@ -19,7 +19,7 @@ mask = (torch.arange(4) < lengths[:, None])[:, :, None].repeat(1, 1, 5)
 mask[:, :, PATIENT] &= takes_patient[:, None]
 
 # %%
-# What a network might score, if it is right more often than not:
+# These are scores that a network might give, if it is right more often than not:
 
 gold = torch.zeros(3, 4, 5)
 gold[0, range(4), [AGENT, NONE, REFERENCE, PATIENT]] = 1
@@ -28,8 +28,8 @@ torch.manual_seed(2)
 scores = (gold + 0.7 * torch.randn(3, 4, 5)).requires_grad_()
 
 # %%
-# A factor never sees the batch, nor who is missing. A masked variable is off: a row that is all
-# masked has no role to get, and ``Or`` with a masked reference holds anyway.
+# A factor never sees the batch, nor what is missing. A masked variable is off: a row that is masked
+# entirely has no role to get, and ``Or`` with a masked reference holds anyway.
 
 fg = fm.FactorGraph(batch_dims=1)
 u = fg.variable_from(scores, mask=mask)

@@ -2,9 +2,9 @@
 Shortest paths from Linear flows
 ================================
 
-A path is a flow of one unit: what enters a node also leaves it, but for the source and the target.
-Each node is one equation over its edges, and so one ``Linear``. Further constraints, such as nodes
-to be avoided or a budget of tolls, would be one more line each.
+A path is a flow of one unit: what enters a node also leaves it, except at the source and the
+target. Each node is one equation over its edges, and so one ``Linear``. Further constraints, such
+as nodes to be avoided or a budget of tolls, would be one more line each.
 """
 
 import matplotlib.pyplot as plt
@@ -24,8 +24,8 @@ costs = rng.uniform(0.1, 1, len(tail))
 graph = coo_matrix((costs, (tail, head)))
 
 # %%
-# ``solve_map`` gives the best flow. The matrix of the equations is totally unimodular, so that the
-# best flow is a path.
+# ``solve_map`` gives the best flow. The matrix of the equations is totally unimodular, so the best
+# flow is a path.
 
 fg = fm.FactorGraph()
 edge = fg.variable_from(-costs)

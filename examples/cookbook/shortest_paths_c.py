@@ -3,8 +3,8 @@ Shortest paths by an oracle in C
 ================================
 
 Where the best structure is found by an algorithm, that algorithm is the factor. A function in C is
-called without the GIL, on all cores: here a dynamic program for paths through a grid, from one
-corner to the other, that only go right and down.
+called without the GIL, on all cores: here a dynamic program for paths through a grid that go only
+right and down, from one corner to the other.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ import factormax as fm
 # %%
 # It maximises the sum of the scores on the path, and sets ``m``, which comes as zeros, to 1 along
 # it. ``data`` is whatever we hand over: here the width of the grid. A masked cell has the score
-# −inf; if no path avoids such cells, there is no structure, which the answer 1 reports. The
-# function keeps no state, as several threads call it at once.
+# −inf; if no path avoids such cells, there is no structure, which the return value 1 reports. The
+# function keeps no state, since several threads call it at once.
 
 SOURCE = r"""
 #include <math.h>

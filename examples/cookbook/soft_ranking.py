@@ -31,8 +31,8 @@ assert torch.equal(sharp, values.argsort().argsort().double())
 torch.testing.assert_close(soft.sum(), sharp.sum())
 
 # %%
-# A model that only ever sees the order of its targets learns that order, here by Spearman's
-# correlation, a squared distance of ranks.
+# A model that only ever sees the order of its targets learns that order, here through Spearman's
+# correlation, a squared distance between ranks.
 
 torch.manual_seed(0)
 x = torch.randn(20, 8, 5)  # twenty lists of eight items

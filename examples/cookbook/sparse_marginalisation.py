@@ -3,7 +3,7 @@ Sparse marginalisation over structures
 ======================================
 
 An expected loss over all structures is out of reach: there are too many. But a solution of
-``Matching`` is a mixture of a few, and names them. The loss of each is computed as it is, however
+``Matching`` is a mixture of a few, and lists them. The loss of each is computed as it is, however
 nonlinear; the expectation is an exact sum; and the gradient flows through the probabilities. There
 is no sampling, and nothing has to be relaxed.
 """
@@ -16,8 +16,8 @@ import torch
 import factormax as fm
 
 # %%
-# Six machines are to be placed on six sites, so that those that exchange much are close. What a
-# pair costs depends on where *both* are: this is the quadratic assignment problem.
+# Six machines are to be placed on six sites, so that those that exchange a lot are close together.
+# What a pair costs depends on where *both* are: this is the quadratic assignment problem.
 
 torch.manual_seed(0)
 exchange = torch.rand(6, 6, dtype=torch.float64) ** 3
@@ -29,7 +29,8 @@ def cost(place):  # (*batch, machine, site), of 0 and 1
 
 
 # %%
-# The scores are all that is learned. From a high temperature, with many structures, to a low one:
+# The scores are all that is learned. The temperature falls from a high one, with many structures,
+# to a low one:
 
 scores = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
 optimizer = torch.optim.Adam([scores], lr=0.1)
