@@ -23,7 +23,7 @@ import factormax as fm
 words = "She saw the man on the hill with a telescope".split()
 likely = {
     (0, 1): 2.0,  # She ← saw
-    (1, 1): 2.0,  # saw hangs from the root
+    (1, 1): 2.0,  # the head of saw is the root
     (2, 3): 2.0,  # the ← man
     (3, 1): 2.0,  # man ← saw
     (4, 3): 1.2,  # the man is on the hill,

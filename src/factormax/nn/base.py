@@ -133,7 +133,7 @@ class StructuredLayer(nn.Module):
 
     @property
     def temperature(self) -> Any:
-        """What the scores are divided by: a number, or a tensor if it is learned."""
+        """The number that the scores are divided by, or a tensor if it is learned."""
         return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @temperature.setter
