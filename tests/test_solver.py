@@ -764,3 +764,14 @@ def test_gradient_with_repeated_columns():
         if np.abs(kinks[0] - kinks[1]).max() < 1e-6:
             assert abs(np.vdot(results[0], grad) - np.vdot(kinks[0], grad)) < 1e-5
             np.testing.assert_allclose(results[0], results[1], atol=1e-8)
+
+
+@pytest.mark.parametrize("score", [0.3, 500.0, 1e5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nothing_is_free_by_rounding_alone(score, dtype):
+    fg = fm.FactorGraph()
+    u = fg.variable_from(np.array([score, 0, 0], dtype))
+    fg.add(fm.Exactly([u[2], u[1], ~u[0]], 0))  # one point; the multiplier is 0 but for rounding
+    solution = fg.solve(tol=1e-12)
+    assert u.value.tolist() == [1, 0, 0]
+    assert not solution.vjp({u: np.array([0.3, 1, -0.7], dtype)})[u].any()

@@ -128,11 +128,15 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
                                std::int8_t* var_side, std::int8_t* row_side) {
   const T eps = std::numeric_limits<T>::epsilon();
   const T most = T(1e-3);  // a margin above would clip what is visibly free
-  const auto lack = [&](int r) { return row_lack(p, at, r); };
+  // A row whose multiplier acts can't be known to hold better than its sum is rounded.
+  const auto lack = [&](int r) {
+    const T missing = row_lack(p, at, r);
+    return at.x[r] != 0 && missing < eps ? eps : missing;
+  };
   T worst = at_least;
   for (int r = 0; r < p.m; ++r) {
     const T missing = lack(r);
-    if (missing > eps) worst = std::max(worst, missing);
+    if (missing >= eps) worst = std::max(worst, missing);
   }
   const ErrorSpread<T> travel(p, at, worst, at_least + p.highest_degree * worst);
   const bool follow = worst < most && travel.in_doubt();
@@ -140,7 +144,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
   if (follow || worst >= most) {
     for (int r = 0; r < p.m; ++r) {
       const T missing = lack(r);
-      if (missing > eps) travel.share(r, missing, error);
+      if (missing >= eps) travel.share(r, missing, error);
     }
   }
   if (follow) travel.spread(error);
