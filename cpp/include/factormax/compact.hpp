@@ -322,7 +322,7 @@ class CompactSolver {
   static constexpr int kStuck = 200;       // passes after which large scores want another way,
   static constexpr int kSmallStuck = 600;  // and small ones, which hardly ever take so many
   static constexpr int kSoon = 20;    // passes after which pairs try Newton's directions, if cheap
-  static constexpr int kSlow = 160;   // passes after which directions are Newton's,
+  static constexpr int kSlow = 120;   // passes after which directions are Newton's,
   static constexpr int kWarmUp = 10;  // but for the first so many after the scores have changed
   static constexpr T kShift = T(0.01);  // of their matrix, to begin with
   static constexpr T kLeastShift = T(1e-4);
