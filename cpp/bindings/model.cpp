@@ -53,9 +53,9 @@ void bind_rules(nb::module_& m) {
           "coefs"_a, "bound"_a, nb::kw_only(), "equality"_a = false, "literals"_a = nb::none(),
           "coef_param"_a = -1, "bound_param"_a = -1,
           "`literals`: which ones the row is about, by default all. `coef_param`: the number of a\n"
-          "parameter per literal, which multiplies the coefficients one by one; `bound_param`: of "
-          "one\n"
-          "per factor, which multiplies the bound.");
+          "parameter per literal, which multiplies the coefficients one by one. `bound_param`: "
+          "the\n"
+          "number of a parameter per factor, which multiplies the bound.");
   nb::class_<Rule>(m, "Rule", "How a kind of factor becomes rows.")
       .def(
           "__init__",

@@ -261,8 +261,8 @@ class Row:
     def __init__(self, coefs: Sequence[float], bound: float, *, equality: bool = False, literals: Sequence[int] | None = None, coef_param: int = -1, bound_param: int = -1) -> None:
         """
         `literals`: which ones the row is about, by default all. `coef_param`: the number of a
-        parameter per literal, which multiplies the coefficients one by one; `bound_param`: of one
-        per factor, which multiplies the bound.
+        parameter per literal, which multiplies the coefficients one by one. `bound_param`: the
+        number of a parameter per factor, which multiplies the bound.
         """
 
 class Rule:
