@@ -44,7 +44,8 @@ void bind_enums(nb::module_& m) {
       .value("lower", Side::lower)
       .value("interior", Side::interior)
       .value("upper", Side::upper)
-      .value("absent", Side::absent);
+      .value("absent", Side::absent)
+      .value("tied", Side::tied);
   nb::enum_<CallbackFault>(m, "CallbackFault", nb::is_arithmetic())
       .value("none", CallbackFault::none)
       .value("raised", CallbackFault::raised)

@@ -178,6 +178,7 @@ void check_rows(const Plain& p, int dual, const Answer<T>& at) {
       case Side::upper:
         CHECK(x >= row.hi * norm - margin);
         break;
+      case Side::tied:
       case Side::interior:
         CHECK_NEAR(slack, 0, tol * std::max(1.0, norm));
         break;

@@ -83,6 +83,8 @@ class Side(enum.IntEnum):
 
     absent = 2
 
+    tied = 3
+
 class CallbackFault(enum.IntEnum):
     none = 0
 

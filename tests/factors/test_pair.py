@@ -35,6 +35,28 @@ class TestPair(FactorContract):
         np.testing.assert_array_equal(u.value, [0.9, 0.3])
         assert pair.value == 0.3
 
+    @pytest.mark.parametrize("row", [fm.Or, fm.AtMostOne])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_score_of_zero_between_equal_variables_that_a_row_ties(self, row, dtype):
+        """As the one goes up the other goes down, so the pair can move neither."""
+        at = -0.5 if row is fm.Or else 1.5
+        scores = np.full(2, at, dtype)
+
+        def graph(coupling):
+            fg, u, pair = pair_graph(scores, dtype(coupling))
+            fg.add(row(u))
+            return fg.solve(), u, pair
+
+        for step in (0.01, -0.01) if row is fm.AtMostOne else (0.01,):
+            np.testing.assert_allclose(graph(step)[1].value, 0.5, atol=1e-6)
+        solution, u, pair = graph(0.0)
+        np.testing.assert_allclose(u.value, 0.5, rtol=2 * np.finfo(dtype).eps)
+        rounding = 8 * np.finfo(dtype).eps
+        for way in np.eye(2, dtype=dtype):
+            grads = solution.vjp({u: way})
+            np.testing.assert_allclose(grads[pair], 0, atol=rounding)
+            np.testing.assert_allclose(np.abs(grads[u]), 0.5, atol=rounding)
+
     def test_value_has_the_shape_of_the_scores(self):
         """Given ones: the expected number of pairs that are on, summed where they broadcast."""
         rng = np.random.default_rng(0)

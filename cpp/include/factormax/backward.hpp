@@ -187,7 +187,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
     const bool low = at.x[r] <= p.lo[r] + margin, high = at.x[r] >= p.hi[r] - margin;
     Side side = Side::interior;
     if (low && high) {  // a pair with hardly any score
-      side = slack < 0 ? Side::upper : Side::lower;
+      side = std::fabs(slack) <= margin ? Side::tied : slack < 0 ? Side::upper : Side::lower;
     } else if ((low || high) && std::fabs(slack) > margin) {
       side = low ? Side::lower : Side::upper;
     }
@@ -212,13 +212,14 @@ struct PairView {
     return score >= 0 ? std::min(l1, l2) : std::max(T(0), l1 + l2 - 1);
   }
 
-  // How the value moves with the two variables. `upper`: the multiplier of its row is at its upper
-  // bound.
-  std::pair<T, T> slope(const Instance<T>& p, T score, bool upper) const {
+  // How the value moves with the two variables. side: of the pair's row; at a tie the slope is the
+  // mean of those on both sides of it, docs/math.md (44).
+  std::pair<T, T> slope(const Instance<T>& p, T score, std::int8_t side) const {
     const bool here1 = p.complete || p.new_var[j1] >= 0, here2 = p.complete || p.new_var[j2] >= 0;
     if (here1 && here2) {
-      if (score >= 0) return upper ? std::pair{sign1, T(0)} : std::pair{T(0), sign2};
-      return upper ? std::pair{sign1, sign2} : std::pair{T(0), T(0)};
+      const bool tied = side == static_cast<std::int8_t>(Side::tied);
+      const T upper = tied ? T(0.5) : T(side == static_cast<std::int8_t>(Side::upper));
+      return {upper * sign1, (score >= 0 ? 1 - upper : upper) * sign2};
     }
     return {here1 && sign2 < 0 ? sign1 : T(0), here2 && sign1 < 0 ? sign2 : T(0)};
   }
@@ -298,10 +299,9 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
                        const Gradients<T>& grads, ReducedSystem<T>& system,
                        StructuredFactors<T>* structured, Span<T> d, Span<T> rhs) {
   const auto interior = static_cast<std::int8_t>(Side::interior);
-  const auto at_upper = static_cast<std::int8_t>(Side::upper);
   const T* score = problem.eta_v.at(instance);
   const auto slope = [&](const PairView<T>& pair, int q) {
-    return pair.slope(p, score[q], row_side[problem.num_rows + q] == at_upper);
+    return pair.slope(p, score[q], row_side[problem.num_rows + q]);
   };
 
   // d: the gradient with respect to mu, with what comes through the values of the pairs.

@@ -38,8 +38,9 @@ enum class Status : std::int32_t {
   not_proved = 5,   // a search ended before its answer was proved to be the best
 };
 
-// Where an unknown is at the solution: what the backward pass needs to know of it.
-enum class Side : std::int8_t { lower = -1, interior = 0, upper = 1, absent = 2 };
+// Where an unknown is at the solution: what the backward pass needs to know of it. A pair whose
+// score is 0 is tied where its row holds exactly: it says nothing, and is about to speak.
+enum class Side : std::int8_t { lower = -1, interior = 0, upper = 1, absent = 2, tied = 3 };
 
 // An array with a leading batch dimension; stride 0 shares one row among all instances.
 template <class T>

@@ -106,7 +106,7 @@ FM_DEVICE void Solver<V>::write() {
     const bool low = x_[r] <= lo_[r] + margin, high = x_[r] >= hi_[r] - margin;
     i8 side = kInterior;
     if (low && high) {  // a pair with hardly any score
-      side = slack < 0 ? kUpper : kLower;
+      side = magnitude(slack) <= margin ? kTied : slack < 0 ? kUpper : kLower;
     } else if ((low || high) && magnitude(slack) > margin) {
       side = low ? kLower : kUpper;
     }

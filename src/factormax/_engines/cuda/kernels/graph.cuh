@@ -156,7 +156,7 @@ struct Tree {
 };
 
 enum RowKind : i8 { kAbsent = 0, kInequality = 1, kEquality = 2 };
-enum Side : i8 { kLower = -1, kInterior = 0, kUpper = 1, kNoSide = 2 };
+enum Side : i8 { kLower = -1, kInterior = 0, kUpper = 1, kNoSide = 2, kTied = 3 };
 enum RowFlag : u8 {
   kOfFactor = 1,   // absent where all variables of its factor are masked
   kBandLower = 2,  // the first of two rows of the same entries,

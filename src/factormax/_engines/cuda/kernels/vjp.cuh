@@ -53,15 +53,15 @@ class Vjp {
     T first, second;
   };
 
-  // How the value of a pair moves with its two variables.
+  // How the value of a pair moves with its two variables; at a tie, the mean of both sides.
   FM_DEVICE Slopes slopes(int p) const {
     const int first = a_.pair[2 * p], second = a_.pair[2 * p + 1];
     const T sign1 = first & 1 ? T(-1) : T(1), sign2 = second & 1 ? T(-1) : T(1);
     const bool here1 = var_side_[first >> 1] != kNoSide, here2 = var_side_[second >> 1] != kNoSide;
-    const bool upper = row_side_[a_.hard + p] == kUpper;
+    const i8 side = row_side_[a_.hard + p];
     if (here1 && here2) {
-      if (graph_.score[p] >= 0) return upper ? Slopes{sign1, 0} : Slopes{0, sign2};
-      return upper ? Slopes{sign1, sign2} : Slopes{0, 0};
+      const T upper = side == kTied ? T(0.5) : T(side == kUpper);
+      return {upper * sign1, (graph_.score[p] >= 0 ? 1 - upper : upper) * sign2};
     }
     return {here1 && sign2 < 0 ? sign1 : T(0), here2 && sign1 < 0 ? sign2 : T(0)};
   }
