@@ -142,7 +142,7 @@ class ReducedSystem {
   template <class Free>
   void find_free(const Instance<T>& p, const Free& free) {
     int e = 0, found = 0;
-    for (int j = 0; j < p.n; ++j) {  // without a branch: which are free is hard to foresee
+    for (int j = 0; j < p.n; ++j) {  // no branch, here and below: it would be hard to foresee
       free_.var[found] = j;
       found += free(j);
     }
@@ -154,11 +154,11 @@ class ReducedSystem {
       const T root = weighted_ ? std::sqrt(p.give(j)) : T(1);
       for (int k = p.var_ptr[j]; k < p.var_ptr[j + 1]; ++k) {
         const int r = p.var_row[k];
-        if (position_[r] < 0) continue;
-        position_[r] = 1;
+        const bool is_active = position_[r] >= 0;
+        position_[r] |= is_active;
         free_.row[e] = r;
         free_.coef[e] = p.coef[p.var_entry[k]] * p.scale[r] * root;
-        ++e;
+        e += is_active;
       }
       if (e == free_.ptr[free_.count]) continue;
       if (weighted_) root_[free_.count] = root;
