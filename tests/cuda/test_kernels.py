@@ -250,3 +250,28 @@ def test_other_structures_have_no_kernel() -> None:
     fg = fm.FactorGraph()
     fg.add(fm.DepTree(fg.variable((3, 3)), projective=True))
     assert "DepTree" in Plan(fg._form().model).unsupported
+
+
+@pytest.mark.parametrize("score", [0.3, 500.0, 1e5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nothing_is_free_by_rounding_alone(score: float, dtype: Any) -> None:
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.array([[score, 0, 0]], dtype))
+    fg.add(fm.Exactly([u[2], u[1], ~u[0]], 0))  # one point; the multiplier is 0 but for rounding
+    run = solve(fg, dtype)
+    assert run.found.mu.tolist() == [[1, 0, 0]]
+    assert not run.vjp(np.array([[0.3, 1, -0.7]], dtype), None)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_pair_without_a_score_between_equal_variables(dtype: Any) -> None:
+    """A row ties them, so that neither slope of the pair alone is its derivative, which is 0."""
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.full((1, 2), -0.5, dtype))
+    fg.add(fm.Or(u))
+    fg.add(fm.Pair(u[0], u[1], np.zeros(1, dtype)))
+    run = solve(fg, dtype)
+    np.testing.assert_allclose(run.found.mu, 0.5, rtol=8 * np.finfo(dtype).eps)
+    grad_u, grad_s, _ = run.vjp(np.array([[1, 0]], dtype), None)
+    np.testing.assert_allclose(grad_u, [[0.5, -0.5]], atol=8 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(grad_s, 0, atol=8 * np.finfo(dtype).eps)

@@ -57,8 +57,10 @@ FM_DEVICE void Solver<V>::write() {
   if constexpr (V::kUneven) find_units(z);
   T worst = 0;
   graph_.for_rows([&](int r) {
-    missing[r] = lack(r, x_[r], g_[r]);
-    if (missing[r] > kEps) worst = most(worst, missing[r]);
+    const T off = lack(r, x_[r], g_[r]);
+    // A row whose multiplier acts can't be known to hold better than its sum is rounded.
+    missing[r] = x_[r] != 0 && off < kEps ? kEps : off;
+    if (missing[r] >= kEps) worst = most(worst, missing[r]);
   });
   worst = team_.max(worst);
   team_.sync();
@@ -159,7 +161,7 @@ FM_DEVICE void Solver<V>::share(const T* z, Rows missing, T* error) const {
   graph_.by_row(
       Add(),
       [&](u32 code, T c) { return c != 0 && inside_box(graph_.value_at(z, code)) ? T(1) : T(0); },
-      [&](int r, T free) { t[r] = missing[r] > kEps ? missing[r] / most(free, T(1)) : T(0); });
+      [&](int r, T free) { t[r] = missing[r] >= kEps ? missing[r] / most(free, T(1)) : T(0); });
   graph_.by_column(
       Add(), [&](int r, T c) { return c != 0 ? t[r] : T(0); },
       [&](int j, T sum) { error[j] = sum; });
