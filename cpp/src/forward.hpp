@@ -124,13 +124,12 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm, b
   Result result;
   switch (method) {
     case Method::compact:
-      result =
-          state.proximal.solve_quadratic(p, instance, warm, options, control, may_poll, has_rows);
+      result = state.proximal.solve_quadratic(instance, warm, options, control, may_poll, has_rows);
       state.point = &state.proximal.point();
       state.certificate = state.proximal.certificate();
       break;
     case Method::proximal:
-      result = state.proximal.solve(p, instance, warm, options, control, may_poll);
+      result = state.proximal.solve(instance, warm, options, control, may_poll);
       state.point = &state.proximal.point();
       state.certificate = state.proximal.certificate();
       state.bound = state.proximal.bound();
@@ -192,7 +191,7 @@ bool solve_by_rows(const Problem<T>& p, std::int64_t i, const Options& options, 
   for (bool first = true;; first = false) {
     instance.prepare(larger, 0);
     const T* start = warm != nullptr || !first ? form.tau.data : nullptr;
-    const Result now = state.compact.solve(larger, instance, start, exact, control, may_poll);
+    const Result now = state.compact.solve(instance, start, exact, control, may_poll);
     result.status = Status::converged;
     result.iterations += now.iterations;
     result.primal_residual = result.dual_residual = now.primal_residual;

@@ -24,9 +24,9 @@ class CompactSolver {
   // solution is approached, and restored exactly. may_give_up: there is another way to go, so that
   // descent that makes no headway is given up after kStuck passes, or more if the scores are small,
   // unless the interior point method is of use; then `gave_up`.
-  Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
-               Control& control, bool may_poll, bool may_give_up = false) {
-    if (!begin(problem, p, options, control, may_poll)) return result();
+  Result solve(Instance<T>& p, const T* warm, const Options& options, Control& control,
+               bool may_poll, bool may_give_up = false) {
+    if (!begin(p, options, control, may_poll)) return result();
     const int stuck = relevant_score() > kDirect ? kStuck : kSmallStuck;
     if (may_give_up && options.max_iter >= 2 * stuck) minimiser_.give_up_at = stuck;
     start(warm);
@@ -39,8 +39,7 @@ class CompactSolver {
 
   // The parts of a solve, for those who solve several that differ in their scores. Returns false if
   // some constraint alone can't hold.
-  bool begin(const Problem<T>& /*problem*/, Instance<T>& p, const Options& options,
-             Control& control, bool may_poll) {
+  bool begin(Instance<T>& p, const Options& options, Control& control, bool may_poll) {
     minimiser_.begin(p, options, control, may_poll);
     if (!p.consistent) {
       result().status = Status::infeasible;

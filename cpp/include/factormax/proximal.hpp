@@ -34,15 +34,15 @@ class ProximalSolver {
   // headway, for that or another reason, proximal steps solve it. float is too coarse for them, and
   // stalls instead. warm: as for the compact solver. has_rows: the caller knows a better way, so
   // that `gave_up` is the answer.
-  Result solve_quadratic(const Problem<T>& problem, Instance<T>& p, const T* warm,
-                         const Options& options, Control& control, bool may_poll, bool has_rows) {
-    Result first = compact_.solve(problem, p, warm, options, control, may_poll, true);
+  Result solve_quadratic(Instance<T>& p, const T* warm, const Options& options, Control& control,
+                         bool may_poll, bool has_rows) {
+    Result first = compact_.solve(p, warm, options, control, may_poll, true);
     if (!compact_.gave_up() || has_rows) return first;
     if (!Precision<T>::solves_linear_programs) {
       first.status = Status::stalled;
       return first;
     }
-    compact_.begin(problem, p, options, control, may_poll);
+    compact_.begin(p, options, control, may_poll);
     program_.begin(p, structured_);
     begin(p, true, nullptr);
     Result& result = compact_.result();
@@ -67,11 +67,11 @@ class ProximalSolver {
   }
 
   // warm: multipliers of an earlier solution of the linear program, or null.
-  Result solve(const Problem<T>& problem, Instance<T>& p, const T* warm, const Options& options,
-               Control& control, bool may_poll) {
+  Result solve(Instance<T>& p, const T* warm, const Options& options, Control& control,
+               bool may_poll) {
     integral_ = false;
     bound_ = std::numeric_limits<double>::infinity();
-    if (!compact_.begin(problem, p, options, control, may_poll)) return compact_.result();
+    if (!compact_.begin(p, options, control, may_poll)) return compact_.result();
     program_.begin(p, structured_);
     if (p.m == 0) return solve_at_once(p);
     begin(p, false, warm);
