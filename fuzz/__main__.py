@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=["any", "float32", "float64"], default="any", help="dtype of the scores"
     )
-    parser.add_argument("--engine", choices=["cpu", "cuda"], default="cpu", help="which to fuzz")
+    parser.add_argument("--engine", choices=engines.NAMES, default="cpu", help="which to fuzz")
     parser.add_argument("--case", type=int, help="run this case only")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--no-masks", action="store_true", help="no masks and no scores of -inf")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from factormax import _engines
@@ -12,8 +15,10 @@ from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._raw import RawSolution
 
-__all__ = ["use"]
+__all__ = ["NAMES", "use"]
 
+#: "emulated" is "cuda" on emulated warps and blocks, which needs a C++ compiler and no device.
+NAMES = ("cpu", "cuda", "emulated")
 
 #: One in so many models has kernels of its own, which take seconds to compile.
 _OWN_KERNELS = 12
@@ -22,8 +27,9 @@ _OWN_KERNELS = 12
 class _Cuda(CpuEngine):
     """The CUDA engine where it can, the CPU's elsewhere."""
 
-    def __init__(self) -> None:
-        self._own, self._general = CudaEngine(), CudaEngine(general=True)
+    def __init__(self, machine: Any = None, unavailable: Any = None) -> None:
+        self._own = CudaEngine(machine, unavailable)
+        self._general = CudaEngine(machine, unavailable, general=True)
 
     def solve(self, inputs: Inputs, options: Options, warm: Any) -> RawSolution:
         there = inputs.replace(device="cuda:0")
@@ -37,9 +43,13 @@ class _Cuda(CpuEngine):
 
 
 def use(name: str) -> None:
-    """Lets this engine solve whatever is solved from now on: "cpu" or "cuda"."""
+    """Lets this engine, one of `NAMES`, solve whatever is solved from now on."""
     if name == "cuda":
         why = CudaEngine()._unavailable(0)
         if why:
             raise SystemExit(f"--engine cuda: {why}.")
         _engines.ENGINES[-1] = _Cuda()
+    elif name == "emulated":
+        sys.path.append(str(Path(__file__).parents[1] / "tests" / "cuda"))
+        machine = import_module("machine").EmulatedMachine("shuffled")
+        _engines.ENGINES[-1] = _Cuda(lambda device: machine, lambda number: "")

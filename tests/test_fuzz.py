@@ -1,5 +1,6 @@
 """The fuzzer: it draws what it says, accepts right answers, rejects wrong ones, and shrinks."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -372,6 +373,20 @@ def test_a_short_run(tmp_path, capsys):
     said = capsys.readouterr().out
     assert code == 0, said
     assert "Nothing failed." in said and "solve: marginals" in said
+
+
+def test_kernels_are_fuzzed_without_a_device(tmp_path, capsys, monkeypatch):
+    from factormax import _engines
+    from factormax._engines.cuda.launcher import Launcher
+
+    launched = []
+    solve = Launcher.solve
+    monkeypatch.setattr(Launcher, "solve", lambda *given: launched.append(1) or solve(*given))
+    monkeypatch.setattr(_engines, "ENGINES", [*_engines.ENGINES])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    code = command.main(["--engine", "emulated", "--case", "7", "--output", str(tmp_path)])
+    assert code == 0, capsys.readouterr().out
+    assert launched
 
 
 def test_a_failure_is_told_saved_and_told_again(tmp_path, capsys, monkeypatch):
