@@ -9,6 +9,7 @@
 #include "factormax/parallel.hpp"
 #include "forward.hpp"
 #include "local_problem.hpp"
+#include "masked_parts.hpp"
 
 namespace factormax {
 namespace {
@@ -236,7 +237,7 @@ class StructureJoiner {
 template <class T>
 void solve_components(const Problem<T>& problem, std::int64_t batch, Method method,
                       const Options& options, Batched<const T> warm, const Outputs<T>& out,
-                      FoundStructures& found, Control& control) {
+                      FoundStructures& found, Control& control, bool may_poll) {
   const Components& components = *problem.components;
   const int chunks = components.num_chunks(), structured = components.num_structured();
   std::vector<Total> totals(batch * chunks);
@@ -256,13 +257,14 @@ void solve_components(const Problem<T>& problem, std::int64_t batch, Method meth
           InstanceStructures* own = nullptr;
           if (component.structures >= 0) own = &parts[i * structured + component.structures];
           Total ended;
-          (*workers)[k](i, c, component, options, warm.at(i), out, own, ended, is_caller);
+          (*workers)[k](i, c, component, options, warm.at(i), out, own, ended,
+                        is_caller && may_poll);
           totals[i * chunks + chunk].add(ended, components);
         }
       }
     };
   };
-  parallel_for(batch * chunks, make_worker, [&] { control.stopped(true); });
+  parallel_for(batch * chunks, make_worker, [&] { control.stopped(may_poll); });
   if (control.stop.load()) return;
   const bool linear = method == Method::proximal || method == Method::ad3;
   StructureJoiner<T> joiner(problem);
@@ -282,16 +284,17 @@ void solve_components(const Problem<T>& problem, std::int64_t batch, Method meth
 template <class T>
 void solve_whole(const Problem<T>& problem, std::int64_t batch, Method method,
                  const Options& options, Batched<const T> warm, const Outputs<T>& out,
-                 FoundStructures& found, Control& control) {
+                 FoundStructures& found, Control& control, bool may_poll) {
   const bool structured = problem.structured.count > 0;
   std::vector<InstanceStructures> parts(structured ? batch : 0);
   const auto make_worker = [&]() -> Worker {
     auto worker = std::make_shared<ForwardWorker<T>>(problem, method, control);
     return [&, worker](std::int64_t i, bool is_caller) {
-      (*worker)(i, options, warm.at(i), out, structured ? &parts[i] : nullptr, is_caller);
+      (*worker)(i, options, warm.at(i), out, structured ? &parts[i] : nullptr,
+                is_caller && may_poll);
     };
   };
-  parallel_for(batch, make_worker, [&] { control.stopped(true); });
+  parallel_for(batch, make_worker, [&] { control.stopped(may_poll); });
   if (control.stop.load()) return;
   join(parts, &InstanceStructures::count, found.count);
   join(parts, &InstanceStructures::prob, found.prob);
@@ -300,6 +303,33 @@ void solve_whole(const Problem<T>& problem, std::int64_t batch, Method method,
   join(parts, &InstanceStructures::dense, found.dense);
   join(parts, &InstanceStructures::num_cuts, found.num_cuts);
   join(parts, &InstanceStructures::cuts, found.cuts);
+}
+
+// may_poll: whether this is the thread that `control` polls on.
+template <class T>
+void solve_now(const Problem<T>& problem, std::int64_t batch, Method method, const Options& options,
+               Batched<const T> warm, const Outputs<T>& out, FoundStructures& found,
+               Control& control, bool may_poll) {
+  const auto solve = problem.components == nullptr ? solve_whole<T> : solve_components<T>;
+  solve(problem, batch, method, options, warm, out, found, control, may_poll);
+}
+
+// Instances whose masks differ are cut into parts one by one. A thread that has no instance left
+// helps with the parts of others.
+template <class T>
+void solve_each_masked(const Problem<T>& problem, std::int64_t batch, Method method,
+                       const Options& options, Batched<const T> warm, const Outputs<T>& out,
+                       FoundStructures& found, Control& control) {
+  const auto make_worker = [&]() -> Worker {
+    return [&](std::int64_t i, bool is_caller) {
+      if (control.stopped(is_caller)) return;
+      const auto parts = parts_of(problem, i);
+      const Problem<T> own = alone(parts == nullptr ? problem : in_parts(problem, *parts), i);
+      solve_now<T>(own, 1, method, options, {warm.at(i), 0}, alone(out, i), found, control,
+                   is_caller);
+    };
+  };
+  parallel_for(batch, make_worker, [&] { control.stopped(true); });
 }
 
 }  // namespace
@@ -331,8 +361,19 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
   if (method == Method::compact && problem.lone_rows != nullptr) {
     return solve_lone_rows(problem, batch, options.tol, out, control);
   }
-  const auto solve = problem.components == nullptr ? solve_whole<T> : solve_components<T>;
-  solve(problem, batch, method, options, warm, out, found, control);
+  const Masked masked = Components::may_part(problem) ? how_masked(problem, batch) : Masked::no;
+  if (masked == Masked::each_own) {
+    return solve_each_masked(problem, batch, method, options, warm, out, found, control);
+  }
+  const auto parts = masked == Masked::alike ? parts_of(problem, 0) : nullptr;
+  const auto solve = [&](const Problem<T>& own) {
+    solve_now(own, batch, method, options, warm, out, found, control, true);
+  };
+  if (parts == nullptr) {
+    solve(problem);
+  } else {
+    solve(in_parts(problem, *parts));
+  }
 }
 
 #define FACTORMAX_INSTANTIATE(T)                                                        \

@@ -6,34 +6,11 @@
 #include <unordered_map>
 #include <utility>
 
+#include "component_labels.hpp"
+
 namespace factormax {
 
 namespace {
-
-// Which variables are connected: the first one of each set stands for it.
-class Sets {
- public:
-  explicit Sets(int count) : parent_(static_cast<std::size_t>(count)) {
-    for (int j = 0; j < count; ++j) parent_[j] = j;
-  }
-
-  std::int32_t find(std::int32_t j) {
-    while (parent_[j] != j) j = parent_[j] = parent_[parent_[j]];
-    return j;
-  }
-  void join(const std::int32_t* begin, const std::int32_t* end) {
-    if (begin == end) return;
-    std::int32_t root = find(*begin);
-    for (const std::int32_t* j = begin + 1; j != end; ++j) {
-      const std::int32_t other = find(*j);
-      parent_[std::max(root, other)] = std::min(root, other);
-      root = std::min(root, other);
-    }
-  }
-
- private:
-  std::vector<std::int32_t> parent_;
-};
 
 // Sorts 0, ..., count - 1 by their component; those of component c then begin at ptr[c].
 struct Sorted {
@@ -122,129 +99,80 @@ std::int64_t Components::Arrays::work() const {
   return static_cast<std::int64_t>(size) * (closed ? 1 : kPasses);
 }
 
+// Lays out the components that the labels tell apart.
 class Components::Finder {
  public:
-  Finder(const Layout& whole, const double* coef, Components& made)
-      : p_(whole), s_(whole.structured), coef_(coef), made_(made), sets_(whole.num_vars) {}
-
-  // Labels the components; returns whether there are several.
-  bool label() {
-    std::vector<std::uint8_t> in_factor(static_cast<std::size_t>(p_.num_vars), 0);
-    bool empty = false;  // whether some factor has no variable
-    const auto join = [&](const std::int32_t* begin, const std::int32_t* end) {
-      for (const std::int32_t* j = begin; j != end; ++j) in_factor[*j] = 1;
-      empty = empty || begin == end;
-      sets_.join(begin, end);
-    };
-    for (int f = 0; f < p_.num_blocks; ++f) join(block_begin(f), block_begin(f + 1));
-    for (int q = 0; q < p_.num_pairs; ++q) join(p_.pair_var + 2 * q, p_.pair_var + 2 * q + 2);
-    for (int f = 0; f < s_.count; ++f) join(s_.vars(f).begin(), s_.vars(f).end());
-    of_var_.resize(static_cast<std::size_t>(p_.num_vars));
-    int free = -1;  // component of variables without factors, and factors without variables
-    for (int j = 0; j < p_.num_vars; ++j) {
-      const std::int32_t root = sets_.find(j);
-      if (in_factor[j] == 0) {
-        if (free < 0) free = count_++;
-        of_var_[j] = free;
-      } else {
-        of_var_[j] = root == j ? count_++ : of_var_[root];
-      }
-    }
-    if (empty && free < 0) free = count_++;
-    free_ = free;
-    if (count_ > 1) gather_closed();
-    return count_ > 1;
-  }
+  // present: (n,), or null if all are; the labels are of the same.
+  Finder(const Layout& whole, const double* coef, const ComponentLabels& labels,
+         const std::uint8_t* present, Components& made)
+      : p_(whole),
+        s_(whole.structured),
+        coef_(coef),
+        labels_(labels),
+        present_(present),
+        made_(made),
+        place_(static_cast<std::size_t>(whole.num_vars)),
+        owner_(static_cast<std::size_t>(present == nullptr ? 0 : whole.num_vars), -1) {}
 
   void lay_out() {
-    const auto of_block = [&](int f) { return of(block_begin(f), block_begin(f + 1)); };
-    const auto of_factor = [&](int f) { return of(s_.vars(f).begin(), s_.vars(f).end()); };
-    const Sorted vars(p_.num_vars, count_, [&](int j) { return of_var_[j]; });
-    const Sorted blocks(p_.num_blocks, count_, of_block);
-    const Sorted pairs(p_.num_pairs, count_, [&](int q) { return of_var_[p_.pair_var[2 * q]]; });
-    const Sorted factors(s_.count, count_, of_factor);
+    const int count = labels_.count();
+    const auto of_factors = [&](int first) {
+      return [=](int f) { return labels_.of_factor(first + f); };
+    };
+    const Sorted vars(p_.num_vars, count, [&](int j) { return labels_.of_var(j); });
+    const Sorted blocks(p_.num_blocks, count, of_factors(0));
+    const Sorted pairs(p_.num_pairs, count, of_factors(p_.num_blocks));
+    const Sorted factors(s_.count, count, of_factors(p_.num_blocks + p_.num_pairs));
     std::vector<std::int32_t> link(1, p_.num_rows + p_.num_pairs);  // where a factor's links begin
     for (int f = 0; f < s_.count; ++f) {
       link.push_back(link.back() + (s_.linked[f] != 0 ? s_.vars(f).size : 0));
     }
-    place_.resize(static_cast<std::size_t>(p_.num_vars));
-    made_.all_.resize(static_cast<std::size_t>(count_));
-    made_.var_ = vars.item;
+    made_.all_.resize(static_cast<std::size_t>(count));
     made_.factor_ = factors.item;
+    made_.var_.reserve(static_cast<std::size_t>(p_.num_vars) + most_ghosts());
     made_.dual_.reserve(static_cast<std::size_t>(p_.num_dual()));
     made_.score_.reserve(static_cast<std::size_t>(p_.num_scores()));
-    for (int c = 0; c < count_; ++c) {
-      const Span<const std::int32_t> own = vars.of(c);
-      for (int k = 0; k < own.size; ++k) place_[own[k]] = k;
-      const std::size_t dual = made_.dual_.size(), score = made_.score_.size();
+    for (int c = 0; c < count; ++c) {
+      const std::size_t var = made_.var_.size(), dual = made_.dual_.size(),
+                        score = made_.score_.size();
       now_.clear();
-      now_.num_vars = own.size;
+      component_ = c;
+      for (const std::int32_t j : vars.of(c)) take(j);
+      const int own = now_.num_vars;
       for (const std::int32_t f : blocks.of(c)) add_block(f);
       for (const std::int32_t q : pairs.of(c)) add_pair(q);
       for (const std::int32_t f : factors.of(c)) add_factor(f, link[f], link[f + 1]);
       Component& component = made_.all_[c];
-      component.kind = kind_of_this();
-      component.vars = indices(made_.var_, vars.ptr[c], vars.ptr[c + 1]);
+      component.vars = indices(made_.var_, var, made_.var_.size(), now_.num_vars - own);
       component.dual = indices(made_.dual_, dual, made_.dual_.size());
       component.scores = indices(made_.score_, score, made_.score_.size());
       component.factors = indices(made_.factor_, factors.ptr[c], factors.ptr[c + 1]);
+      component.kind = present_ == nullptr ? kind_of_this() : new_kind();
     }
   }
 
  private:
-  // What has a closed form is solved in one pass, alone or among others. So small ones go together:
-  // a solve for each would cost more than they do.
-  void gather_closed() {
-    std::vector<std::int64_t> work(static_cast<std::size_t>(count_), 0);
-    std::vector<std::uint8_t> closed(static_cast<std::size_t>(count_), 1);
-    for (const std::int32_t c : of_var_) ++work[c];
-    for (int f = 0; f < p_.num_blocks; ++f) {
-      const int c = of(block_begin(f), block_begin(f + 1));
-      work[c] += block_begin(f + 1) - block_begin(f);
-      closed[c] &= p_.block_isolated[f];
-    }
-    for (int q = 0; q < p_.num_pairs; ++q) {
-      const int c = of_var_[p_.pair_var[2 * q]];
-      work[c] += 2;
-      closed[c] &= p_.block_isolated[p_.num_blocks + q];
-    }
-    for (int f = 0; f < s_.count; ++f) closed[of(s_.vars(f).begin(), s_.vars(f).end())] = 0;
-    std::vector<std::int32_t> small;  // like ones together
-    for (int c = 0; c < count_; ++c) {
-      if (closed[c] != 0 && work[c] < kTogether) small.push_back(c);
-    }
-    std::stable_sort(small.begin(), small.end(), [&](int a, int b) { return work[a] < work[b]; });
-    std::vector<std::int32_t> label(static_cast<std::size_t>(count_), -1);
-    int first = -1;
-    std::int64_t sum = 0;
-    for (const std::int32_t c : small) {
-      if (first < 0 || sum + work[c] > kTogether) {
-        first = c;
-        sum = 0;
-      }
-      label[c] = first;
-      sum += work[c];
-    }
-    std::vector<std::int32_t> number(static_cast<std::size_t>(count_), -1);
-    int count = 0;
-    for (int c = 0; c < count_; ++c) {
-      std::int32_t& group = number[label[c] < 0 ? c : label[c]];
-      if (group < 0) group = count++;
-      label[c] = group;
-    }
-    for (std::int32_t& c : of_var_) c = label[c];
-    if (free_ >= 0) free_ = label[free_];
-    count_ = count;
-  }
-
-  // The component of a factor with these variables.
-  int of(const std::int32_t* begin, const std::int32_t* end) const {
-    return begin == end ? free_ : of_var_[*begin];
-  }
-
-  static constexpr std::int64_t kTogether = 2048;
-
   const std::int32_t* block_begin(int f) const { return p_.col + p_.row_ptr[p_.block_ptr[f]]; }
+
+  // At most so many masked variables stand beside components that they are not in.
+  std::size_t most_ghosts() const {
+    if (present_ == nullptr) return 0;
+    const auto absent = [&](std::int32_t j) { return present_[j] == 0; };
+    return std::count_if(p_.col, p_.col + p_.num_entries, absent) +
+           std::count_if(p_.pair_var, p_.pair_var + 2 * p_.num_pairs, absent);
+  }
+
+  // The next variable of this component.
+  void take(std::int32_t j) {
+    if (present_ != nullptr) owner_[j] = component_;
+    place_[j] = now_.num_vars++;
+    made_.var_.push_back(j);
+  }
+  // The number of a factor's variable in this component. Only a masked one can be in another.
+  std::int32_t place(std::int32_t j) {
+    if (present_ != nullptr && owner_[j] != component_) take(j);
+    return place_[j];
+  }
 
   void add_block(int f) {
     if (coef_ != nullptr) {
@@ -252,7 +180,7 @@ class Components::Finder {
       now_.coef.insert(now_.coef.end(), coef_ + begin, coef_ + end);
     }
     for (int r = p_.block_ptr[f]; r < p_.block_ptr[f + 1]; ++r) {
-      for (int k = p_.row_ptr[r]; k < p_.row_ptr[r + 1]; ++k) now_.col.push_back(place_[p_.col[k]]);
+      for (int k = p_.row_ptr[r]; k < p_.row_ptr[r + 1]; ++k) now_.col.push_back(place(p_.col[k]));
       now_.row_ptr.push_back(static_cast<std::int32_t>(now_.col.size()));
       now_.kind.push_back(p_.kind[r]);
       made_.dual_.push_back(r);
@@ -264,7 +192,7 @@ class Components::Finder {
 
   void add_pair(int q) {
     for (int end = 0; end < 2; ++end) {
-      now_.pair_var.push_back(place_[p_.pair_var[2 * q + end]]);
+      now_.pair_var.push_back(place(p_.pair_var[2 * q + end]));
       now_.pair_negated.push_back(p_.pair_negated[2 * q + end]);
     }
     now_.block_isolated.push_back(p_.block_isolated[p_.num_blocks + q]);
@@ -273,7 +201,7 @@ class Components::Finder {
   }
 
   void add_factor(int f, int first_link, int last_link) {
-    for (const std::int32_t j : s_.vars(f)) now_.var.push_back(place_[j]);
+    for (const std::int32_t j : s_.vars(f)) now_.var.push_back(place(j));
     now_.var_ptr.push_back(static_cast<std::int32_t>(now_.var.size()));
     for (const std::int32_t size : s_.shapes(f)) now_.shape.push_back(size);
     now_.shape_ptr.push_back(static_cast<std::int32_t>(now_.shape.size()));
@@ -293,38 +221,87 @@ class Components::Finder {
     for (auto known = begin; known != end; ++known) {
       if (made_.kinds_[known->second]->arrays == now_) return known->second;
     }
+    known_.emplace(hash, made_.num_kinds());
+    return new_kind();
+  }
+
+  int new_kind() {
     auto kind = std::make_unique<Kind>();
     kind->arrays = now_;
     kind->layout = kind->arrays.layout();
     kind->work = now_.work();
     made_.kinds_.push_back(std::move(kind));
-    known_.emplace(hash, made_.num_kinds() - 1);
     return made_.num_kinds() - 1;
   }
 
   // The lists have their final size from the start: they do not move.
-  static Indices indices(const std::vector<std::int32_t>& list, std::size_t begin,
-                         std::size_t end) {
-    return Indices::of(list.data() + begin, static_cast<int>(end - begin));
+  static Indices indices(const std::vector<std::int32_t>& list, std::size_t begin, std::size_t end,
+                         int ghosts = 0) {
+    return Indices::of(list.data() + begin, static_cast<int>(end - begin), ghosts);
   }
 
   const Layout& p_;
   const Structured& s_;
   const double* coef_;
+  const ComponentLabels& labels_;
+  const std::uint8_t* present_;
   Components& made_;
-  Sets sets_;
-  int count_ = 0, free_ = -1;
-  std::vector<std::int32_t> of_var_;  // (n,) component
-  std::vector<std::int32_t> place_;   // (n,) number in its component
+  int component_ = 0;                // the one that is laid out
+  std::vector<std::int32_t> place_;  // (n,) number in its component
+  std::vector<std::int32_t> owner_;  // (n,) which component that is, if not all are present
   Arrays now_;
   std::unordered_multimap<std::uint64_t, int> known_;
 };
 
 std::unique_ptr<const Components> Components::of(const Layout& whole, const double* coef) {
+  ComponentLabels labels(whole);
+  if (labels.count() < 2) return nullptr;
+  labels.gather_closed();
+  if (labels.count() < 2) return nullptr;
   auto made = std::make_unique<Components>();
-  Finder finder(whole, coef, *made);
-  if (!finder.label()) return nullptr;
-  finder.lay_out();
+  Finder(whole, coef, labels, nullptr, *made).lay_out();
+  made->cut_into_chunks();
+  return made;
+}
+
+bool Components::may_part(const Layout& whole) {
+  // In grids of fewer variables, finding the parts took as long as they saved.
+  constexpr int kLarge = 8192;
+  const Components* known = whole.components;
+  const int largest = known == nullptr ? whole.num_vars : (*known)[0].vars.count;
+  return whole.structured.count == 0 && largest >= kLarge;
+}
+
+namespace {
+
+// Whether the largest part, of so many variables, is at most two thirds of what would have to be
+// solved without parts. Laying them out takes about a fifth of an easy solve: less is not gained.
+bool are_worthwhile(const Layout& whole, const std::uint8_t* present, int largest) {
+  const Components* known = whole.components;
+  std::int64_t before = 0;
+  if (known == nullptr) {
+    before = std::count(present, present + whole.num_vars, 1);
+  } else {
+    for (int c = 0; c < known->count(); ++c) {
+      const Indices& vars = (*known)[c].vars;
+      const auto is_there = [&](std::int32_t j) { return present[j] != 0; };
+      const auto there = std::count_if(vars.index, vars.index + vars.count, is_there);
+      before = std::max<std::int64_t>(before, there);
+    }
+  }
+  return 3 * std::int64_t(largest) <= 2 * before;
+}
+
+}  // namespace
+
+std::unique_ptr<const Components> Components::of_present(const Layout& whole,
+                                                         const std::uint8_t* present) {
+  ComponentLabels labels(whole, present);
+  if (!are_worthwhile(whole, present, labels.largest())) return nullptr;
+  labels.gather_neighbours();
+  if (labels.count() < 2) return nullptr;
+  auto made = std::make_unique<Components>();
+  Finder(whole, nullptr, labels, present, *made).lay_out();
   made->cut_into_chunks();
   return made;
 }

@@ -220,6 +220,95 @@ void test_infeasible() {
   for (const double g : slope.eta_u) CHECK(g == 0);
 }
 
+// A grid of pairs, every third of them with a negated end, and of rows and blocks, of which every
+// fifth line is masked.
+Graph<double> masked_grid(int size, int batch) {
+  Graph<double> graph(size * size);
+  for (int r = 0; r < size; ++r) {
+    for (int c = 0; c + 1 < size; ++c) {
+      const int j = r * size + c;
+      graph.pair({j, j % 3 == 0}, {j + 1, j % 9 == 0});
+      if (r + 1 < size) graph.pair({j, false}, {j + size, j % 3 == 0});
+      if (r + 1 < size && j % 4 == 0) {
+        graph.row({{j}, {j + 1}, {j + size}}, 1.0, 1.0, RowKind::inequality);
+      }
+      if (r + 1 < size && j % 7 == 0) graph.or_out({{j}, {j + 1, true}, {j + size + 1}});
+    }
+  }
+  test::Random random(11);
+  graph.normal_scores(random, batch, 1);
+  graph.mask.resize(std::size_t(size) * size);
+  for (int j = 0; j < size * size; ++j) graph.mask[j] = j / size % 5 != 4;
+  return graph;
+}
+
+// What masks leave is solved and differentiated part by part, with the same answer as in one piece.
+void test_masked(Method method) {
+  test::current_case = "masked, method " + std::to_string(int(method));
+  const int batch = 2;
+  Options options;
+  options.tol = 1e-10;
+  options.max_iter = 20000;
+  Graph<double> graph = masked_grid(40, batch);
+  const Solution<double> whole = test::solve(graph, batch, method, options);
+  graph.components = Components::of_present(graph.problem(), graph.mask.data());
+  CHECK(graph.components != nullptr);
+  const Solution<double> parts = test::solve(graph, batch, method, options);
+  for (int i = 0; i < batch; ++i) {
+    CHECK(parts.status_of(i) == Status::converged && whole.status_of(i) == Status::converged);
+    CHECK(std::fabs(parts.objective[i] - whole.objective[i]) <= 1e-7);
+  }
+  for (std::size_t j = 0; j < parts.mu.size(); ++j) {
+    CHECK(std::fabs(parts.mu[j] - whole.mu[j]) <= 1e-8);
+  }
+  for (std::size_t q = 0; q < parts.mu_v.size(); ++q) {
+    CHECK(std::fabs(parts.mu_v[q] - whole.mu_v[q]) <= 1e-8);
+  }
+  for (std::size_t j = 0; j < parts.var_side.size(); ++j) {
+    const bool absent = parts.var_side[j] == std::int8_t(Side::absent);
+    CHECK(absent == (graph.mask[j % graph.mask.size()] == 0));
+  }
+  test::Random random(13);
+  std::vector<double> grad(parts.mu.size()), grad_v(parts.mu_v.size());
+  for (double& g : grad) g = random.normal();
+  for (double& g : grad_v) g = random.normal();
+  const test::Gradient<double> ours = test::vjp(graph, parts, batch, grad, grad_v);
+  graph.components = nullptr;
+  const test::Gradient<double> theirs = test::vjp(graph, whole, batch, grad, grad_v);
+  for (std::size_t j = 0; j < grad.size(); ++j) {
+    CHECK(std::fabs(ours.eta_u[j] - theirs.eta_u[j]) <= 1e-8);
+  }
+  for (std::size_t q = 0; q < grad_v.size(); ++q) {
+    CHECK(std::fabs(ours.eta_v[q] - theirs.eta_v[q]) <= 1e-8);
+  }
+}
+
+void test_what_masks_leave() {
+  test::current_case = "what masks leave";
+  Graph<double> graph = masked_grid(40, 1);
+  const Problem<double> p = graph.problem();
+  const auto parts = Components::of_present(p, graph.mask.data());
+  std::vector<int> written(p.num_vars, 0), rows(p.num_dual(), 0);
+  for (int c = 0; c < parts->count(); ++c) {
+    const Indices& vars = (*parts)[c].vars;
+    for (int k = 0; k < vars.count; ++k) {
+      if (k < vars.count - vars.ghosts) ++written[vars.index[k]];
+      CHECK(k < vars.count - vars.ghosts || graph.mask[vars.index[k]] == 0);
+    }
+    for (int k = 0; k < (*parts)[c].dual.count; ++k) ++rows[(*parts)[c].dual.index[k]];
+  }
+  const auto once = [](int count) { return count == 1; };
+  CHECK(std::all_of(written.begin(), written.end(), once));
+  CHECK(std::all_of(rows.begin(), rows.end(), once));
+  // Few masked ones split nothing, and a small graph is not worth it.
+  std::vector<std::uint8_t> mask(graph.mask.size(), 1);
+  mask[17] = mask[999] = 0;
+  CHECK(Components::of_present(p, mask.data()) == nullptr);
+  Graph<double> small = masked_grid(10, 1);
+  CHECK(Components::of_present(small.problem(), small.mask.data()) == nullptr);
+  CHECK(!Components::may_part(p) && Components::may_part(Graph<double>(10000).problem()));
+}
+
 void test_what_is_found() {
   test::current_case = "components";
   Graph<double> one = test::matching<double>(3, 3, RowKind::equality);
@@ -283,5 +372,7 @@ int main() {
   test_alone<float>(Method::compact, 100, 2);
   test_infeasible();
   test_what_is_found();
+  test_what_masks_leave();
+  for (const Method method : {Method::compact, Method::admm}) test_masked(method);
   return test::finish();
 }

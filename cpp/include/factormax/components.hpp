@@ -16,11 +16,12 @@ struct Indices {
   const std::int32_t* index = nullptr;
   int count = 0;
   bool adjoin = false;  // they are index[0], index[0] + 1, ..., and there is at least one
+  int ghosts = 0;       // the last ones, which belong to others and are not written
 
-  static Indices of(const std::int32_t* index, int count) {
-    bool adjoin = count > 0;
+  static Indices of(const std::int32_t* index, int count, int ghosts = 0) {
+    bool adjoin = count > 0 && ghosts == 0;
     for (int k = 1; k < count && adjoin; ++k) adjoin = index[k] == index[0] + k;
-    return {index, count, adjoin};
+    return {index, count, adjoin, ghosts};
   }
 
   // Its numbers: in place, or copied to `own`. Null if `whole` is.
@@ -40,7 +41,7 @@ struct Indices {
   template <class X>
   void scatter(const X* own, X* whole) const {
     if (adjoin || whole == nullptr) return;
-    for (int k = 0; k < count; ++k) whole[index[k]] = own[k];
+    for (int k = 0; k < count - ghosts; ++k) whole[index[k]] = own[k];
   }
 };
 
@@ -59,6 +60,14 @@ class Components {
   // are small components with closed forms. coef: (nnz,) or null; components of one kind have the
   // same.
   static std::unique_ptr<const Components> of(const Layout& whole, const double* coef = nullptr);
+
+  // Whether masks may split this graph into parts that are worth finding, which takes as long as a
+  // few passes over it.
+  static bool may_part(const Layout& whole);
+  // The components of what masks leave; null if they are hardly smaller than `whole.components`.
+  // present: (n,). A factor keeps its masked variables. Small components are put together.
+  static std::unique_ptr<const Components> of_present(const Layout& whole,
+                                                      const std::uint8_t* present);
 
   // Consecutive components of one kind.
   struct Run {
