@@ -807,24 +807,32 @@ def test_values_may_be_written_to_while_the_objective_is_differentiated():
     fg = fm.FactorGraph()
     u = fg.variable_from(np.array([0.6, 0.2, 0.1]))
     fg.add(fm.AtMostOne(u))
+    pair = fg.add(fm.Pair(u[:2], u[1:], [0.5, 0.25]))
     solution = fg.solve()
     right = u.value.copy()
-    u.value[...] = 7.0
-    assert (u.value == 7).all()
+    right_pair = pair.value.copy()
+    u.value[...] = pair.value[...] = 7.0
+    assert (u.value == 7).all() and (pair.value == 7).all()
     copied = copy.copy(solution)
     del solution
-    np.testing.assert_array_equal(copied.vjp({}, objective=1.0)[u], right)
+    found = copied.vjp({}, objective=1.0)
+    np.testing.assert_array_equal(found[u], right)
+    np.testing.assert_array_equal(found[pair], right_pair)
 
 
 def test_values_are_not_copied_if_nobody_else_needs_them():
     fg = fm.FactorGraph(batch_dims=1)
     u = fg.variable_from(np.zeros((4, 3)))
+    pair = fg.add(fm.Pair(u[:2], u[1:], [0.5, 0.25]))
+    for_each = [(u, "values"), (pair, "factor_values")]
     fg.solve()
-    memory = fg._record.values._found[0]
-    assert u.value is u.value
-    assert np.shares_memory(u.value, memory)
-    u.value[...] = 1.0  # may be written to
+    for owner, name in for_each:
+        memory = getattr(fg._record, name)._found[0]
+        assert owner.value is owner.value
+        assert np.shares_memory(owner.value, memory)
+        owner.value[...] = 1.0  # may be written to
     kept = fg.solve()
-    memory = fg._record.values._found[0]
-    assert not np.shares_memory(u.value, memory)
+    for owner, name in for_each:
+        memory = getattr(fg._record, name)._found[0]
+        assert not np.shares_memory(owner.value, memory)
     assert kept.converged.all()

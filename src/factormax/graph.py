@@ -481,12 +481,13 @@ class FactorGraph:
     def _set_answer(
         self,
         values: Sequence[Any],
-        factor_values: Sequence[tuple[Scores, Any]],
+        factor_values: Sequence[Any],
         structures: Sequence[tuple[StructuredFactor, Any]],
     ) -> None:
         """Stores the answer of a query, which `value`, `structures` and `probs` return."""
         record = self._record
         record.values, record.factor_values = values, factor_values
+        record.scored = self._score_parts()
         record.structures = [answer for _, answer in structures] if structures else ()
         if structures and structures[0][1] is None:
             record.compiled = self

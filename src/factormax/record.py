@@ -40,7 +40,8 @@ class Record:
     """The variables of a graph, and the answers of the last query."""
 
     values: Sequence[Any] | None = None  # one per tensor of variables
-    factor_values: Sequence[tuple[Scores, Any]] = ()
+    factor_values: Sequence[Any] = ()  # one for each of the `scored`
+    scored: Sequence[Scores] = ()  # the factors' own scores
     structures: Sequence[Any] = ()  # one per structured factor that was added
     #: The graph, if a compiled function solved it: it is solved again to list structures.
     compiled: FactorGraph | None = None
@@ -74,9 +75,9 @@ class Record:
     def factor_value_of(self, factor: BaseFactor) -> Array:
         """The marginals of a factor's scores; see `BaseFactor.value`."""
         own = factor._score_parts[0]
-        for scores, value in self.factor_values:
+        for place, scores in enumerate(self.scored):
             if scores is own:
-                return value  # type: ignore[no-any-return]
+                return self.factor_values[place]  # type: ignore[no-any-return]
         raise GraphError(
             f"{factor.name} has no value yet: call fg.solve() after adding it to the graph."
         )

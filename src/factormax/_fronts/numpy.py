@@ -74,24 +74,25 @@ def loss(
 
 def _set_answer(graph: FactorGraph, task: Task, derivative: _Derivative | None = None) -> None:
     """Stores what the variables and factors return afterwards, as writable arrays."""
-    factor_values = [np.array(v) for v in task.factor_values()]
+    own = task.factor_values()
     graph._set_answer(
-        _Values(graph, task, derivative),
-        list(zip(graph._score_parts(), factor_values, strict=True)),
+        _Values(task.values(), [_value_dtype(t.scores) for t in graph._tensors], derivative),
+        _Values(own, [v.dtype for v in own], derivative) if own else (),
         task.answers(graph._structured, task.found, np.asarray),
     )
 
 
 class _Values(Sequence[npt.NDArray[Any]]):
-    """The marginals of each tensor of variables, as writable arrays.
+    """The marginals of each tensor of variables, or of each factor's scores, as writable arrays.
 
     Derivatives of the objective read them, so they are copied on first access, but only if a
     derivative can still be requested.
     """
 
-    def __init__(self, graph: FactorGraph, task: Task, derivative: _Derivative | None) -> None:
-        self._found: list[Any] = task.values()
-        self._dtypes = [_value_dtype(t.scores) for t in graph._tensors]
+    def __init__(
+        self, found: list[Any], dtypes: list[np.dtype[Any]], derivative: _Derivative | None
+    ) -> None:
+        self._found, self._dtypes = found, dtypes
         self._handed_out = [False] * len(self._found)
         self._derivative = None if derivative is None else weakref.ref(derivative)
 

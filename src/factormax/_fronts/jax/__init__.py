@@ -134,7 +134,7 @@ def _set_answer(graph: FactorGraph, task: Task) -> None:
         for v, t in zip(task.values(), graph._tensors, strict=True)
     ]
     factor_values = [
-        (p, like(v, p.given if hasattr(p.given, "devices") else first))
+        like(v, p.given if hasattr(p.given, "devices") else first)
         for v, p in zip(task.factor_values(), graph._score_parts(), strict=True)
     ]
 

@@ -160,7 +160,7 @@ def _set_answer(graph: FactorGraph, layout: Layout, mu: jax.Array, mu_v: jax.Arr
         for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
     ]
     factor_values = [
-        (part, own.astype(value_dtype(part.given if is_jax(part.given) else first)))
+        own.astype(value_dtype(part.given if is_jax(part.given) else first))
         for own, part in zip(layout.by_part(JaxSpace, mu_v), graph._score_parts(), strict=True)
     ]
     graph._set_answer(values, factor_values, [(f, None) for f in graph._structured])

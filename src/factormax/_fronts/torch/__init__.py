@@ -182,7 +182,4 @@ def _set_answer(graph: FactorGraph, outputs: Any, plan: EagerPlan, inputs: list[
     if structured:
         find = Listing(plan, inputs)
         answers = plan.task.answers(structured, find, plan.pattern.outputs[0].wrap)
-    owned: Any = ()
-    if len(outputs) > first:
-        owned = list(zip(graph._score_parts(), outputs[first:], strict=True))
-    graph._set_answer(outputs[:first], owned, answers)
+    graph._set_answer(outputs[:first], outputs[first:], answers)

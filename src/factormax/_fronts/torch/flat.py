@@ -106,7 +106,7 @@ def set_answer(
         for value, t in zip(layout.by_tensor(mu), graph._tensors, strict=True)
     ]
     factor_values = [
-        (part, match(own, part.given if isinstance(part.given, Tensor) else first))
+        match(own, part.given if isinstance(part.given, Tensor) else first)
         for own, part in zip(layout.by_part(space, mu_v), graph._score_parts(), strict=True)
     ]
     graph._set_answer(values, factor_values, structures)
