@@ -11,13 +11,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import factormax as fm
-from benchmarks.models import full_mrf, matching, random_logic, sequence_at_most_one, tree_budgets
+from benchmarks.models import pair_grid, tree_budgets
+from benchmarks.passes import MARKS
 from benchmarks.timing import table
 from factormax._engines.cpu import working_memory
 from factormax._fronts.numpy import start
@@ -55,17 +57,26 @@ def _one_graph() -> fm.FactorGraph:
     return fg
 
 
+def _labels(fg: fm.FactorGraph, u: fm.Variable) -> None:
+    """Scores of all pairs that the batch shares, beside some that it does not."""
+    rng = np.random.default_rng(1)
+    i, j = np.triu_indices(u.shape[0], 1)
+    fg.add(fm.Pair(u[i], u[j], 0.1 * rng.standard_normal(len(i))))
+    fg.add(fm.Pair(u[:10], u[10:20], rng.standard_normal((1024, 10))))
+
+
+#: The models of the table of passes, and larger ones.
 CASES: dict[str, Callable[[], fm.FactorGraph]] = {
+    name: partial(build, 0, 1.0) for name, (build, _) in MARKS.items()
+} | {
     "LP-matching 20x20, batch 64": _batch((64, 20, 20), float, _rows),
     "LP-matching 80x80, batch 64": _batch((64, 80, 80), float, _rows),
-    "LP-matching 80x80": lambda: matching(80)(0, 1.0),
-    "random logic 300": lambda: random_logic(300)(0, 1.0),
-    "full MRF 159": lambda: full_mrf(159)(0, 1.0),
+    "full MRF 159, batch 1024": _batch((1024, 159), float, _labels),
+    "grid of pairs, 300x300": partial(pair_grid(300), 0, 1.0),
     "Xor, 8192x128, batch": _batch((8192, 128), np.float32, lambda fg, u: fg.add(fm.Xor(u))),
     "Xor, 8192x128, one graph": _one_graph,
-    "tree 50 + budget 5": lambda: tree_budgets(50, 5)(0, 1.0),
+    "tree 50 + budget 5": partial(tree_budgets(50, 5), 0, 1.0),
     "trees of 25, batch 64": _batch((64, 25, 25), float, lambda fg, u: fg.add(fm.DepTree(u))),
-    "sequence 20x25 + at most one": lambda: sequence_at_most_one(20, 25)(0, 1.0),
     "sequences 50x25, batch 64": _batch((64, 50, 25), float, _sequence),
     "Matching 40x40, batch 64": _batch((64, 40, 40), float, lambda fg, u: fg.add(fm.Matching(u))),
 }
@@ -88,7 +99,7 @@ def measure(name: str) -> dict[str, float]:
     small.add(fm.AtMostOne(v))
     small.solve().vjp({v: np.ones(2)})
     fg = CASES[name]()
-    u = fg._tensors[0].variable
+    u = fg._variables[0]
     task = start(fg)
     grad = np.random.default_rng(2).standard_normal(task.inputs.eta_u.shape)
     grad = grad.astype(task.inputs.eta_u.dtype).reshape(fg._tensors[0].scores.shape)
