@@ -283,6 +283,39 @@ void test_masked(Method method) {
   }
 }
 
+// Large instances are split by their own masks, whichever threads that takes.
+void test_masks_of_their_own() {
+  test::current_case = "masks of their own";
+  const int batch = 3;
+  Options options;
+  options.max_iter = 100;
+  Graph<double> graph = masked_grid(96, batch);
+  const std::size_t n = graph.mask.size();
+  CHECK(Components::may_part(graph.problem()));
+  for (int i = 1; i < batch; ++i) {
+    for (std::size_t j = 0; j < n; ++j) graph.mask.push_back(i == 1 ? j % 96 % 7 != 3 : j != 50);
+  }
+  std::vector<Solution<double>> found;
+  for (const int threads : {1, 3}) {
+    set_num_threads(threads);
+    found.push_back(test::solve(graph, batch, Method::compact, options));
+  }
+  set_num_threads(0);
+  CHECK(found[0].same_as(found[1]));
+  for (int i = 0; i < batch; ++i) {
+    Graph<double> own = masked_grid(96, batch);
+    const auto row = [i](auto& list, std::size_t size) {
+      list = {list.begin() + i * size, list.begin() + (i + 1) * size};
+    };
+    row(own.eta_u, n);
+    row(own.eta_v, own.num_pairs());
+    own.mask = {graph.mask.begin() + i * n, graph.mask.begin() + (i + 1) * n};
+    const Solution<double> alone = test::solve(own, 1, Method::compact, options);
+    CHECK(std::memcmp(alone.mu.data(), &found[0].mu[i * n], n * sizeof(double)) == 0);
+    CHECK(alone.objective[0] == found[0].objective[i]);
+  }
+}
+
 void test_what_masks_leave() {
   test::current_case = "what masks leave";
   Graph<double> graph = masked_grid(40, 1);
@@ -373,6 +406,7 @@ int main() {
   test_infeasible();
   test_what_is_found();
   test_what_masks_leave();
+  test_masks_of_their_own();
   for (const Method method : {Method::compact, Method::admm}) test_masked(method);
   return test::finish();
 }
