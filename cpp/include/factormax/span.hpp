@@ -44,6 +44,7 @@ class Workspace {
     return {reinterpret_cast<T*>(base_ + offset), static_cast<int>(count)};
   }
 
+  unsigned char* data() const { return base_; }
   std::size_t used() const { return used_; }
   void rewind() { used_ = 0; }
 
