@@ -33,11 +33,10 @@ class Descent {
     const Instance<T>& p = *walk.p;
     const DualPoint<T>& now = walk.now;
     int free = 0;
-    for (int r = 0; r < p.m; ++r) {
-      const bool frozen =
-          (now.x[r] <= p.lo[r] && now.g[r] > 0) || (now.x[r] >= p.hi[r] && now.g[r] < 0);
+    for (int r = 0; r < p.m; ++r) {  // without a branch: which are frozen is hard to foresee
+      const bool low = now.x[r] <= p.lo[r], high = now.x[r] >= p.hi[r];
       free_rows_[free] = r;
-      free += !frozen;
+      free += !((low & (now.g[r] > 0)) | (high & (now.g[r] < 0)));
     }
     lbfgs_.direction(Span<const T>(now.g), free_rows_.first(free), direction);
     const int passes = search(walk, budget);

@@ -66,8 +66,9 @@ class Newton {
   bool find_direction(DualWalk<T>& walk, double most_work, Span<T> direction) {
     const bool others_move = build_system(walk, shift_, most_work);
     if (!built_) return false;
-    for (int r = 0; r < walk.p->m; ++r) {
-      direction[r] = inside(walk, r) ? -walk.now.g[r] / shift_ : walk.step[r];
+    for (int r = 0; r < walk.p->m; ++r) {  // without a branch: what is inside is hard to foresee
+      const T against = -walk.now.g[r] / shift_;
+      direction[r] = inside(walk, r) ? against : walk.step[r];
     }
     solve_system(walk, others_move, T(0.01));
     for (int i = 0; i < system_.count; ++i) direction[system_.active[i]] = system_.solution[i];
@@ -92,7 +93,9 @@ class Newton {
   // Whether a step against the gradient leaves a multiplier inside its bounds.
   static bool inside(const DualWalk<T>& walk, int r) {
     const DualPoint<T>& at = walk.now;
-    return at.g[r] < at.x[r] - walk.p->lo[r] && at.g[r] > at.x[r] - walk.p->hi[r];
+    const bool above = at.g[r] < at.x[r] - walk.p->lo[r];
+    const bool below = at.g[r] > at.x[r] - walk.p->hi[r];
+    return above & below;
   }
 
   // The system of the multipliers inside their bounds; the step takes the others to theirs. Returns
@@ -102,14 +105,13 @@ class Newton {
     const DualPoint<T>& now = walk.now;
     int count = 0;
     bool others_move = false;
-    for (int r = 0; r < p.m; ++r) {
-      walk.step[r] = 0;
-      if (inside(walk, r)) {
-        system_.active[count++] = r;
-      } else {
-        walk.step[r] = (now.g[r] >= now.x[r] - p.lo[r] ? p.lo[r] : p.hi[r]) - now.x[r];
-        others_move |= walk.step[r] != 0;
-      }
+    for (int r = 0; r < p.m; ++r) {  // without a branch, as above
+      const bool active = inside(walk, r);
+      const T bound = now.g[r] >= now.x[r] - p.lo[r] ? p.lo[r] : p.hi[r];
+      walk.step[r] = active ? T(0) : bound - now.x[r];
+      others_move |= walk.step[r] != 0;
+      system_.active[count] = r;
+      count += active;
     }
     walk.stand();
     system_.count = count;

@@ -28,8 +28,8 @@ class RowOrder {
     int placed = 0;
     for (int i = 0; i < rows; ++i) {
       if (row_seen_[i] != 0) continue;
-      const int far = order_[reach(c, i, placed) - 1];
-      placed = reach(c, far, placed);
+      const int end = reach(c, i, placed);
+      placed = end == placed + 1 ? end : reach(c, order_[end - 1], placed);
     }
     for (int k = 0; k < rows; ++k) place_[order_[k]] = rows - 1 - k;
     return measure(c, rows);
