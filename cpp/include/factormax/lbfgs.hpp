@@ -105,28 +105,44 @@ class Lbfgs {
     cut.yy = yy;
   }
 
-  FACTORMAX_VECTOR void two_loop(const Step* steps, Span<T> q) const {
-    T alpha[kMost], rho[kMost];
-    T gamma = 1;
-    bool scaled = false;
-    for (int a = 0; a < count_; ++a) {  // newest first
-      const int i = recent(a);
-      const Step& step = steps[i];
-      rho[i] = step.sy > std::numeric_limits<T>::epsilon() * step.yy ? 1 / step.sy : T(0);
-      if (rho[i] == 0) continue;
-      if (!scaled) gamma = step.sy / step.yy;
-      scaled = true;
-      alpha[i] = rho[i] * dot(Span<const T>{step.s.data, q.size}, Span<const T>(q));
-      axpy(-alpha[i], Span<const T>{step.y.data, q.size}, q);
+  // q += alpha v, and then q . next, in one sweep over q.
+  FACTORMAX_INLINE static T add_then_dot(T alpha, Span<T> v, Span<T> next, Span<T> q) {
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int k = 0; k < q.size; ++k) {
+      q.data[k] += alpha * v.data[k];
+      sum += next.data[k] * q.data[k];
     }
+    return sum;
+  }
+
+  FACTORMAX_VECTOR void two_loop(const Step* steps, Span<T> q) const {
+    const Step* used[kMost];  // newest first
+    T alpha[kMost], rho[kMost];
+    int count = 0;
+    for (int a = 0; a < count_; ++a) {
+      const Step& step = steps[recent(a)];
+      if (!(step.sy > std::numeric_limits<T>::epsilon() * step.yy)) continue;
+      rho[count] = 1 / step.sy;
+      used[count++] = &step;
+    }
+    if (count == 0) return;
+    const int last = count - 1;
+    T product = dot(used[0]->s.first(q.size), q);
+    for (int a = 0; a < last; ++a) {
+      alpha[a] = rho[a] * product;
+      product = add_then_dot(-alpha[a], used[a]->y, used[a + 1]->s, q);
+    }
+    alpha[last] = rho[last] * product;
+    axpy(-alpha[last], Span<const T>{used[last]->y.data, q.size}, q);
+    const T gamma = used[0]->sy / used[0]->yy;
 #pragma omp simd
     for (int k = 0; k < q.size; ++k) q.data[k] *= gamma;
-    for (int a = count_ - 1; a >= 0; --a) {  // oldest first
-      const int i = recent(a);
-      if (rho[i] == 0) continue;
-      const T yq = dot(Span<const T>{steps[i].y.data, q.size}, Span<const T>(q));
-      axpy(alpha[i] - rho[i] * yq, Span<const T>{steps[i].s.data, q.size}, q);
+    product = dot(used[last]->y.first(q.size), q);
+    for (int a = last; a > 0; --a) {
+      product = add_then_dot(alpha[a] - rho[a] * product, used[a]->s, used[a - 1]->y, q);
     }
+    axpy(alpha[0] - rho[0] * product, Span<const T>{used[0]->s.data, q.size}, q);
   }
 
   Step whole_[kMost], cut_[kMost];  // over all rows, over the free ones
