@@ -5,6 +5,7 @@
 // with M Q c in place of J d on structured factors, where c is the gradient with respect to p.
 #pragma once
 
+#include <cstring>
 #include <utility>
 
 #include "factormax/dual.hpp"
@@ -63,19 +64,33 @@ class ErrorSpread {
     for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) error[p_.col[k]] += each;
   }
 
-  // Gives each variable the largest error among those it is coupled to by rows that hold tightly.
-  void spread(Span<T> error) const {
+  // Gives each variable the largest error among those it is coupled to by rows that hold tightly,
+  // in sweeps over the rows one of whose variables has changed. mark: (m,) is scratch.
+  void spread(Span<T> error, std::int8_t* mark) const {
+    for (int r = 0; r < p_.m; ++r) mark[r] = touches(r) ? kChanged : kLoose;
+    const auto next = [&](int r) -> int {
+      if (r < p_.m && mark[r] == kChanged) return r;
+      const void* found = std::memchr(mark + r, kChanged, p_.m - r);
+      if (found == nullptr) return p_.m;
+      return static_cast<int>(static_cast<const std::int8_t*>(found) - mark);
+    };
     bool changed = true;
     for (int sweep = 0; changed && sweep < 32; ++sweep) {
       changed = false;
-      for (int r = 0; r < p_.m; ++r) {
-        if (!touches(r)) continue;
+      const bool marks = sweep > 0;  // the first changes most of them, and may be all it takes
+      for (int r = next(0); r < p_.m; r = next(r + 1)) {
         T largest = 0;
         for_free(r, [&](int j) { largest = std::max(largest, error[j]); });
         for_free(r, [&](int j) {
-          changed |= error[j] < largest;
-          error[j] = std::max(error[j], largest);
+          if (!(error[j] < largest)) return;
+          changed = true;
+          error[j] = largest;
+          for (int k = p_.var_ptr[j]; marks && k < p_.var_ptr[j + 1]; ++k) {
+            std::int8_t& other = mark[p_.var_row[k]];
+            other = other == kLoose ? kLoose : kChanged;
+          }
         });
+        if (marks) mark[r] = kSettled;
       }
     }
   }
@@ -104,6 +119,8 @@ class ErrorSpread {
     }
   }
 
+  // Rows that do not hold tightly; rows whose variables have one error, or may have several.
+  static constexpr std::int8_t kLoose = 0, kSettled = 1, kChanged = 2;
   static constexpr T kTravel = T(1e4);  // within this many lacks of a bound, errors decide
   static constexpr T kLeast = T(1e-9);  // a row with less slack is as good as tight
 
@@ -147,7 +164,7 @@ FACTORMAX_VECTOR void classify(const Problem<T>& problem, const Instance<T>& p,
       if (missing >= eps) travel.share(r, missing, error);
     }
   }
-  if (follow) travel.spread(error);
+  if (follow) travel.spread(error, row_side);  // which is written below
   // Without a branch, for the sides are hard to foresee: lower is -1, interior 0, upper 1.
   const auto value_of = [&](int j, T z) {
     const T inside = at.mu.data[j], twice = 2 * error.data[j];
