@@ -63,6 +63,18 @@ def best_sequence(scores: np.ndarray, transitions: np.ndarray) -> float:
     return float(best.max())
 
 
+def best_within_budget(scores: np.ndarray, transitions: np.ndarray, budget: int) -> float:
+    """The score of the best binary sequence with at most `budget` on, for each number so far."""
+    off = np.full(budget + 2, -np.inf)  # with so many on, and one that is too many
+    off[0] = 0
+    on = np.full(budget + 2, -np.inf)
+    for step, pair in zip(scores, [0.0, *transitions], strict=True):
+        joined = np.maximum(off, on + pair)[:-1] + step
+        off = np.maximum(off, on)
+        on = np.concatenate([[-np.inf], joined])
+    return float(max(off[:-1].max(), on[:-1].max()))
+
+
 def best_tree(scores: np.ndarray) -> float:
     """The score of the best dependency tree, several roots allowed: Chu and Liu's contraction.
 

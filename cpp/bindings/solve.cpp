@@ -101,7 +101,8 @@ void require_cuts(const Problem<T>& p, std::size_t batch, const FoundStructures&
   std::size_t members = 0;
   for (std::size_t k = 0; k < found.num_cuts.size(); ++k) {
     const int f = static_cast<int>(k % factors), kind = p.structured.kind[f];
-    const bool is_sequence = kind == static_cast<int>(OracleKind::sequence);
+    const bool is_sequence = kind == static_cast<int>(OracleKind::sequence) ||
+                             kind == static_cast<int>(OracleKind::sequence_budget);
     const bool is_tree = kind == static_cast<int>(OracleKind::tree);
     const bool listed = found.num_cuts[k] >= 0, possible = leaders[f] >= 0;
     require((!possible || listed == (found.num_cuts[k - f + leaders[f]] >= 0)) &&

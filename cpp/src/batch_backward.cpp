@@ -117,9 +117,11 @@ void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int6
   for (int f = 0; f < all.size; ++f) {
     ActiveSet& set = all[f].set;
     if (num_cuts[f] > 0) {
-      all[f].by_flow = all[f].has_flow && all[f].flow.adopt(flags, all[f].w.data);
+      all[f].with_flow([&](auto& own) {
+        all[f].by_flow = all[f].has_flow && own.adopt(flags, all[f].w.data);
+        flags += own.num_flags();
+      });
       all[f].present = all[f].present && all[f].by_flow;
-      flags += SequenceFlow::num_flags(all[f].flow.shape());
       continue;
     }
     for (int k = 0; k < count[f]; ++k) {
@@ -423,10 +425,14 @@ std::vector<int> solved_by_rows_with(const Problem<T>& problem) {
 template <class T>
 int list_length(const Problem<T>& problem, int f) {
   const Structured& s = problem.structured;
-  if (s.kind[f] != static_cast<std::int8_t>(OracleKind::sequence)) {
-    return RowForm<T>::list_length(s, f);
+  switch (static_cast<OracleKind>(s.kind[f])) {
+    case OracleKind::sequence:
+      return SequenceFlow::num_flags(oracle::SequenceShape(s.shapes(f)));
+    case OracleKind::sequence_budget:
+      return BudgetFlow::num_flags(s.vars(f).size);
+    default:
+      return RowForm<T>::list_length(s, f);
   }
-  return SequenceFlow::num_flags(oracle::SequenceShape(s.shapes(f)));
 }
 
 template <class T>

@@ -82,9 +82,11 @@ struct InstanceStructures {
     count.push_back(found);
     num_cuts.push_back(by_flow ? 1 : factor.present && factor.impossible ? -2 : -1);
     if (by_flow) {
-      cuts.resize(cuts.size() + SequenceFlow::num_flags(factor.flow.shape()));
-      factor.flow.write_flags(cuts.data() + cuts.size() -
-                              SequenceFlow::num_flags(factor.flow.shape()));
+      factor.with_flow([&](const auto& own) {
+        const std::size_t begin = cuts.size();
+        cuts.resize(begin + own.num_flags());
+        own.write_flags(cuts.data() + begin);
+      });
     }
     prob.insert(prob.end(), set.p.data, set.p.data + found);
     on.insert(on.end(), set.on(0), set.on(found));

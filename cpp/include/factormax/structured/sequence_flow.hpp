@@ -34,10 +34,12 @@ class SequenceFlow {
     raised_ = ws.take<std::uint8_t>(shape.length * shape.states);
   }
 
-  const oracle::SequenceShape& shape() const { return shape_; }
+  // Oracle calls before flows are worth it: few structures are found after a call or two per step.
+  int few() const { return 64 + shape_.length; }
 
-  // Starts anew: nothing is known of the solution. x: -inf where masked.
-  void begin(const double* x) {
+  // Starts anew: nothing is known of the solution. x: -inf where masked. A sequence has no
+  // parameter.
+  void begin(const double* x, double /*param*/ = 0) {
     const int S = shape_.states;
     fill(number_, -1);
     const auto any = [&](const double* here) {
@@ -197,8 +199,9 @@ class SequenceFlow {
   static int num_flags(const oracle::SequenceShape& s) {
     return (s.length * s.states * s.states + 7) / 8;
   }
+  int num_flags() const { return num_flags(shape_); }
   void write_flags(std::uint8_t* flags) const {
-    std::fill_n(flags, num_flags(shape_), std::uint8_t(0));
+    std::fill_n(flags, num_flags(), std::uint8_t(0));
     face_.each_forest_edge(
         [&](int e) { flags[e / 8] = static_cast<std::uint8_t>(flags[e / 8] | 1 << e % 8); });
   }
@@ -227,41 +230,33 @@ class SequenceFlow {
       if (amount < 1e-15) continue;  // the rounding of an edge
       if (set.is_full()) return false;
       for (int t = 0; t < steps_; ++t) path_[t] = state_[path_[t]];
-      write_path(path_.data, set.on(set.count), set.features(set.count));
+      write_path(set.on(set.count), set.features(set.count));
       set.adopt(amount);
     }
     return true;
   }
 
-  // The states of the path that is this 0/1 assignment, or null if it is no path.
-  const std::int32_t* path_of(const double* assignment, const double* eta_v) {
+  // Writes the path that is this 0/1 assignment; false if it is no path.
+  bool write_structure(const double* assignment, const double* eta_v, std::int32_t* on,
+                       std::int32_t* features) {
     const oracle::SequenceShape& s = shape_;
     double allowed = 0;  // or -inf
     for (int t = 0; t < steps_; ++t) {
-      int on = 0;
+      int count = 0;
       for (int k = 0; k < s.states; ++k) {
         if (assignment[t * s.states + k] == 0) continue;
         path_[t] = k;
-        ++on;
+        ++count;
       }
-      if (on != 1) return nullptr;
+      if (count != 1) return false;
       if (t > 0) allowed += eta_v[s.transition_at(t, path_[t - 1]) + path_[t]];
     }
     for_ends([&](int k, int score) {
       if (assignment[k] != 0) allowed += eta_v[score];
     });
-    return allowed > -std::numeric_limits<double>::infinity() ? path_.data : nullptr;
-  }
-
-  void write_path(const std::int32_t* state, std::int32_t* on, std::int32_t* features) const {
-    const oracle::SequenceShape& s = shape_;
-    for (int t = 0; t < s.length; ++t) on[t] = t < steps_ ? t * s.states + state[t] : -1;
-    for (int t = 0; t <= s.length; ++t) features[t] = -1;
-    for (int t = 1; t < steps_; ++t) {
-      features[t - 1] = s.transition_at(t, state[t - 1]) + state[t];
-    }
-    if (s.has_initial) features[s.length - 1] = s.initial_at() + state[0];
-    if (s.has_final) features[s.length] = s.final_at() + state[steps_ - 1];
+    if (!(allowed > -std::numeric_limits<double>::infinity())) return false;
+    write_path(on, features);
+    return true;
   }
 
  private:
@@ -288,6 +283,19 @@ class SequenceFlow {
     void settle(FlowFace& face) const { rows.settle(face, theta, x); }
     FlowFace::Holds hold(const FlowFace& face) const { return rows.hold(face.mu.data, kHolds, x); }
   };
+
+  // The structure whose states are path_.
+  void write_path(std::int32_t* on, std::int32_t* features) const {
+    const oracle::SequenceShape& s = shape_;
+    const std::int32_t* state = path_.data;
+    for (int t = 0; t < s.length; ++t) on[t] = t < steps_ ? t * s.states + state[t] : -1;
+    for (int t = 0; t <= s.length; ++t) features[t] = -1;
+    for (int t = 1; t < steps_; ++t) {
+      features[t - 1] = s.transition_at(t, state[t - 1]) + state[t];
+    }
+    if (s.has_initial) features[s.length - 1] = s.initial_at() + state[0];
+    if (s.has_final) features[s.length] = s.final_at() + state[steps_ - 1];
+  }
 
   void take_mu(double* v) const {
     const double* mu = face_.mu.data;

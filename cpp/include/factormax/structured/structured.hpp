@@ -8,7 +8,7 @@
 
 #include "factormax/dual.hpp"
 #include "factormax/structured/active_set.hpp"
-#include "factormax/structured/sequence_flow.hpp"
+#include "factormax/structured/budget_flow.hpp"
 
 namespace factormax {
 
@@ -18,12 +18,15 @@ struct StructuredFactor {
   Oracle oracle;
   ActiveSet set;
   SequenceFlow flow;
+  BudgetFlow budget_flow;  // in its place, for a sequence with a budget
+  bool has_budget = false;
   bool present = false;  // some of its variables are present
   bool linked = false;
   bool impossible = false;  // the oracle found no structure
   bool has_flow = false;    // it is a sequence, and its flows have room
   bool may_flow = false;    // and they have not failed yet
   bool by_flow = false;     // the solution at hand is `flow`, not `set`
+  double param = 0;         // the parameter of the oracle
   int first_link = 0;       // row of its first variable that is present
   Span<std::int32_t> var;   // (d,) variable of the Instance, -1 where masked
   Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
@@ -40,12 +43,22 @@ struct StructuredFactor {
     }
   }
 
+  // Returns use(the flows): those with a budget, or without.
+  template <class Use>
+  decltype(auto) with_flow(const Use& use) {
+    return has_budget ? use(budget_flow) : use(flow);
+  }
+  template <class Use>
+  decltype(auto) with_flow(const Use& use) const {
+    return has_budget ? use(budget_flow) : use(flow);
+  }
+
   // Starts anew: nothing is known of the solution. uniform: all weights w are the same.
   void begin(bool uniform) {
     set.begin(w.data, uniform);
     by_flow = false;
     may_flow = has_flow;
-    if (has_flow) flow.begin(x.data);
+    if (has_flow) with_flow([&](auto& own) { own.begin(x.data, param); });
   }
 
   // Other weights; the next solve begins at the solution at hand.
@@ -55,7 +68,7 @@ struct StructuredFactor {
 
   // SparseMAP at x, into v.
   ActiveSetResult solve(const Options& options, Control& control, bool may_poll) {
-    const bool can = may_flow && options.by_rows != ByRows::never;
+    const bool can = can_flow(options);
     if (!by_flow && !(can && options.by_rows == ByRows::always)) {
       const int most = can ? std::min(few(), options.max_inner_iter) : options.max_inner_iter;
       if (!can || set.count <= most) {
@@ -70,14 +83,14 @@ struct StructuredFactor {
   // Completes the face of the solution, for the derivative. error: of x.
   ActiveSetResult complete(double error, const Options& options, Control& control, bool may_poll) {
     if (!by_flow) {
-      const bool can = may_flow && options.by_rows != ByRows::never;
+      const bool can = can_flow(options);
       const int most = can ? few() : std::numeric_limits<int>::max();
       ActiveSetResult result = set.complete(x.data, eta_v.data, oracle, error, most, v.data);
       if (result != ActiveSetResult::limit) return result;
       result = by_flows(options, control, may_poll);
       if (!by_flow || result != ActiveSetResult::solved) return result;
     }
-    flow.complete(x.data, eta_v.data, error);
+    with_flow([&](auto& own) { own.complete(x.data, eta_v.data, error); });
     return ActiveSetResult::solved;
   }
 
@@ -94,9 +107,10 @@ struct StructuredFactor {
   bool holds(bool keep, double& value) {
     int found = 0;
     if (by_flow) {
-      const std::int32_t* path = flow.path_of(y.data, eta_v.data);
-      if (path == nullptr) return false;
-      flow.write_path(path, set.on(0), set.features(0));
+      const bool exists = with_flow([&](auto& own) {
+        return own.write_structure(y.data, eta_v.data, set.on(0), set.features(0));
+      });
+      if (!exists) return false;
     } else {
       found = set.find(y.data);
       if (found < 0) return false;
@@ -112,7 +126,9 @@ struct StructuredFactor {
   double feature_value() const {
     if (!by_flow) return set.feature_value(eta_v.data);
     double sum = 0;
-    flow.each_feature(v.data, [&](int k, double value) { sum += value * eta_v[k]; });
+    with_flow([&](const auto& own) {
+      own.each_feature(v.data, [&](int k, double value) { sum += value * eta_v[k]; });
+    });
     return sum;
   }
 
@@ -120,21 +136,26 @@ struct StructuredFactor {
   void write_features(double* out) const {
     std::fill_n(out, eta_v.size, 0.0);
     if (by_flow) {
-      flow.each_feature(v.data, [&](int k, double value) { out[k] += value; });
+      with_flow([&](const auto& own) {
+        own.each_feature(v.data, [&](int k, double value) { out[k] += value; });
+      });
     } else {
       set.scatter_features(set.p.data, out);
     }
   }
 
   // Nothing moves.
-  bool is_vertex() const { return by_flow ? flow.is_vertex() : set.is_vertex(); }
+  bool is_vertex() const {
+    if (!by_flow) return set.is_vertex();
+    return with_flow([](const auto& own) { return own.is_vertex(); });
+  }
 
   // y <- J y, docs/math.md (52), (66)
   void apply() {
     if (is_vertex()) {
       fill(y, 0.0);
     } else if (by_flow) {
-      flow.apply(y.data);
+      with_flow([&](auto& own) { own.apply(y.data); });
     } else {
       set.gather(y.data, c);
       set.project(c);
@@ -145,7 +166,7 @@ struct StructuredFactor {
   // y, eta_v <- M Q c, N Q c with c = M^T y + N^T eta_v + d_p, docs/math.md (54). d_p: (count,) or
   // null.
   void pull_back(const double* d_p) {
-    if (by_flow) return flow.respond(y.data, eta_v.data);
+    if (by_flow) return with_flow([&](auto& own) { own.respond(y.data, eta_v.data); });
     set.gather(y.data, c);
     set.gather_features(eta_v.data, c);
     for (int k = 0; d_p != nullptr && k < set.count; ++k) c[k] += d_p[k];
@@ -156,25 +177,35 @@ struct StructuredFactor {
   }
 
  private:
-  // A sequence with few structures has found them after a call or two per step.
-  int few() const { return 64 + flow.shape().length; }
+  // Flows with a budget can't be taken apart into structures.
+  bool can_flow(const Options& options) const {
+    const bool listed = has_budget && options.by_rows == ByRows::listed;
+    return may_flow && options.by_rows != ByRows::never && !listed;
+  }
+
+  int few() const {
+    return with_flow([](const auto& own) { return own.few(); });
+  }
 
   ActiveSetResult by_structures(int most_calls, Control& control, bool may_poll) {
     return set.solve(x.data, eta_v.data, oracle, most_calls, control, may_poll, v.data);
   }
 
   ActiveSetResult by_flows(const Options& options, Control& control, bool may_poll) {
-    if (set.count > 0) flow.begin_at(set);
-    set.count = 0;
+    if (set.count > 0 && !has_budget) flow.begin_at(set);
     by_flow = true;
-    switch (flow.solve(x.data, eta_v.data, w.data, control, may_poll, set.calls, v.data)) {
+    const SequenceFlow::End end = with_flow([&](auto& own) {
+      return own.solve(x.data, eta_v.data, w.data, control, may_poll, set.calls, v.data);
+    });
+    switch (end) {
       case SequenceFlow::End::solved:
+        set.count = 0;
         return ActiveSetResult::solved;
       case SequenceFlow::End::no_structure:
         return ActiveSetResult::no_structure;
       case SequenceFlow::End::stopped:
         return ActiveSetResult::stopped;
-      default:  // no flows from now on
+      default:  // no flows from now on; the structures at hand are as good as before
         by_flow = may_flow = false;
         return by_structures(options.max_inner_iter, control, may_poll);
     }
@@ -208,6 +239,11 @@ class StructuredFactors {
         made.has_flow = SequenceFlow::fits(sequence);
         if (made.has_flow) made.flow.allocate(sequence, ws);
       }
+      made.has_budget = s.kind[f] == static_cast<std::int8_t>(OracleKind::sequence_budget);
+      if (made.has_budget) {
+        made.has_flow = BudgetFlow::fits(vars);
+        if (made.has_flow) made.budget_flow.allocate(vars, s.shapes(f)[1] != 0, ws);
+      }
       made.var = ws.take<std::int32_t>(vars);
       for (Span<double>* a : {&made.x, &made.v, &made.w, &made.y}) *a = ws.take<double>(vars);
       made.eta_v = ws.take<double>(s.scores(f));
@@ -215,7 +251,8 @@ class StructuredFactors {
       made.c = ws.take<double>(shape.capacity + 1);
       made.linked = s.linked[f] != 0;
       if (factors_.data != nullptr) new (&factors_[f]) StructuredFactor(made);
-      has_rows_ = s.count == 1 && made.has_flow && problem.num_rows > 0 && problem.num_pairs == 0;
+      has_rows_ = s.count == 1 && made.has_flow && !made.has_budget && problem.num_rows > 0 &&
+                  problem.num_pairs == 0;
     }
     if (has_rows_) rows_.allocate(problem.num_rows, problem.num_entries, problem.num_vars, ws);
   }
@@ -289,11 +326,12 @@ class StructuredFactors {
         factor.barrier[k] = forbidden ? factor.eta_v[k] : 0.0;
       }
       const bool uniform = set_weights(factor, [&](int j) { return double(p.weight[j]); });
+      factor.param = param == nullptr ? 0.0 : param[f];
       factor.begin(uniform);
       if (!factor.present || !oracles) continue;
       const CallbackFunction* function = s.callback == nullptr ? nullptr : s.callback + f;
-      const double number = param == nullptr ? 0.0 : param[f];
-      factor.impossible = !factor.oracle.prepare(factor.x.data, {number, function, s.first + i});
+      factor.impossible =
+          !factor.oracle.prepare(factor.x.data, {factor.param, function, s.first + i});
       possible &= !factor.impossible;
     }
     return possible;
