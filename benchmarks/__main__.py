@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import (
     alternatives,
+    compiled,
     decoding,
     fixed,
     gpu,
@@ -29,6 +30,7 @@ def main() -> None:
         "passes": passes.run,
         **speed.SECTIONS,
         **fixed.SECTIONS,
+        **compiled.SECTIONS,
         **structured.SECTIONS,
         **alternatives.SECTIONS,
         **memory.SECTIONS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 import factormax as fm
 from benchmarks.exact import matching_qp
 from benchmarks.speed import Section, build_matching, require
-from benchmarks.timing import in_turns, interleaved, ratios, table
+from benchmarks.timing import in_turns, interleaved, medians, ratios, table
 from factormax import _form, _model
 from factormax._core import Model
 from factormax._fronts.numpy import start
@@ -53,7 +51,7 @@ def fixed(quick: bool) -> Section:
     measured = in_turns(contestants, turns, in_a_row=dict.fromkeys(contestants, 5))
     torch.set_num_threads(threads[0])
     fm.set_num_threads(threads[1])
-    times = {name: statistics.median(itertools.chain(*t)) for name, t in measured.items()}
+    times = medians(measured)
     times_softmax = ratios(measured, "softmax, forward + backward")
     text = table(
         "Fixed cost, 5x5, one thread (µs)",

@@ -16,7 +16,11 @@ def interleaved(
     in_a_row: dict[str, int] | None = None,
 ) -> dict[str, float]:
     """The median seconds of each contestant, all measured in turns; see `in_turns`."""
-    times = in_turns(contestants, repeats, warmup, before, in_a_row)
+    return medians(in_turns(contestants, repeats, warmup, before, in_a_row))
+
+
+def medians(times: dict[str, list[list[float]]]) -> dict[str, float]:
+    """The median seconds of each contestant, from what `in_turns` measured."""
     return {name: statistics.median(itertools.chain(*own)) for name, own in times.items()}
 
 

@@ -179,6 +179,35 @@ def test_sides_must_fit():
         )
 
 
+def test_a_gradient_finds_its_solution(monkeypatch):
+    """It solves again only if torch has copied what belongs to the solution, and forgets it."""
+    from graphs import op_args_of
+
+    from factormax import _engines
+    from factormax._fronts.torch import traced
+
+    solves = []
+    solve = _engines.solve
+    monkeypatch.setattr(_engines, "solve", lambda *args: solves.append(1) or solve(*args))
+    fg = fm.FactorGraph()
+    fg.add(fm.DepTree(fg.variable_from(randn(5, 5).detach())))
+    eta_u, eta_v, mask, warm, *graph = op_args_of(fg)
+    mu, _, _, tau, sides, _ = torch.ops.factormax.solve(eta_u, eta_v, mask, warm, *graph)
+
+    def grad_with(sides):
+        numbers = (eta_u, eta_v, mask, sides, tau, None, None)
+        return torch.ops.factormax.solve_vjp(mu, None, None, *numbers, *graph)[0]
+
+    solves.clear()
+    grad = grad_with(sides)
+    assert not solves
+    torch.testing.assert_close(grad_with(sides.clone()), grad)
+    assert len(solves) == 1
+    kept = len(traced._solved)
+    del sides
+    assert len(traced._solved) == kept - 1
+
+
 def test_transforms_inside_a_compiled_function():
     """Samples in one batch, with scores that the instances of each share."""
     vmap, grad = torch.func.vmap, torch.func.grad

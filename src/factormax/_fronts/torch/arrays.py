@@ -87,7 +87,7 @@ def put(scores: Tensor, place: torch.device, dtype: torch.dtype) -> Tensor:
 
 def as_numpy(tensor: Tensor) -> Any:
     """The memory of a CPU tensor, or a copy of another tensor's, without its history."""
-    return (tensor.detach() if tensor.is_cpu else tensor.detach().cpu()).numpy()
+    return plain_numbers_of(tensor if tensor.is_cpu else tensor.detach().cpu())
 
 
 def as_tensor(param: Any) -> Tensor:

@@ -10,6 +10,7 @@ that are run. Whatever is not a tensor is passed as text and whole numbers: see
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,6 @@ from factormax._report import report_backward, report_failures
 from factormax.arrays import may_be_traced
 from factormax.checks import check_scores
 from factormax.conflict import conflicts_of
-from factormax.queries.solve import with_objective
 from factormax.solution import Solution
 
 if TYPE_CHECKING:
@@ -87,19 +87,14 @@ def _inputs_of(
     asked = read_again(text, sizes or (), [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params or ()]
     own = asked.params(numbers or (), arrays, check)
-    device = str(eta_u.device)
-    engine = _engines.engine_there(asked.model, asked.options, device)
-    if engine is not None:
-        there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
-        return asked, Inputs(*there), engine
-    inputs = Inputs(
-        asked.model,
-        np.ascontiguousarray(as_numpy(eta_u)),
-        np.ascontiguousarray(as_numpy(eta_v)),
-        own,
-        None if mask is None else as_numpy(mask),
-    )
-    return asked, inputs, None
+    if not eta_u.is_cpu:
+        device = str(eta_u.device)
+        engine = _engines.engine_there(asked.model, asked.options, device)
+        if engine is not None:
+            there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
+            return asked, Inputs(*there), engine
+    here = None if mask is None else as_numpy(mask)
+    return asked, Inputs(asked.model, as_numpy(eta_u), as_numpy(eta_v), own, here), None
 
 
 def _solve(
@@ -118,8 +113,10 @@ def _solve(
         conflicts = conflicts_of(asked.factors, inputs, raw)
         report_failures(raw, asked.options.on_failure, conflicts=conflicts)
     objective = raw.objective.astype(inputs.eta_u.dtype, copy=False)
-    found = (raw.mu, raw.mu_v, objective, raw.tau, raw.sides(), raw.report())
-    return _tensors(eta_u, *found)
+    sides = raw.sides()
+    found = _tensors(eta_u, raw.mu, raw.mu_v, objective, raw.tau, sides, raw.report())
+    _keep(found[4], sides, raw)
+    return found
 
 
 def _check(asked: Read, inputs: Inputs) -> None:
@@ -171,36 +168,53 @@ def _vjp(
     if engine is not None:
         from factormax._fronts.torch.device import vjp_flat
 
-        there_u, there_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
-        if grad_objective is not None and mu is not None and mu_v is not None:
-            weight = grad_objective[:, None]
-            there_u = there_u + torch.nan_to_num(mu) * weight
-            there_v = there_v + torch.nan_to_num(mu_v) * weight
-        return there_u, _summed(there_v, len(eta_v))
-    if tau is not None:
-        # The number of structures varies, so the operator can't return them: find them again.
-        raw = _engines.solve(inputs, asked.options, as_numpy(tau))
+        grad_u, grad_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
     else:
-        raw = RawSolution(inputs.core)
-        raw.take_sides(np.ascontiguousarray(as_numpy(sides)))
-    if mu is not None and mu_v is not None:
-        raw.mu[...], raw.mu_v[...] = as_numpy(mu), as_numpy(mu_v)
-    grad_u, grad_v, residual, worst = _engines.vjp(
-        inputs,
-        raw,
-        None if grad_mu is None else as_numpy(grad_mu),
-        None if grad_mu_v is None else as_numpy(grad_mu_v),
-    )
-    report_backward(residual, worst, grad_u.dtype, asked.options.on_failure)
-    if grad_objective is not None:
-        grad_u, grad_v = with_objective(raw, grad_u, grad_v, as_numpy(grad_objective))
-    there_u, there_v = _tensors(eta_u, grad_u, _summed(grad_v, len(eta_v)))
-    return there_u, there_v
+        raw = _solution_of(inputs, asked.options, sides, tau)
+        *found, residual, worst = _engines.vjp(
+            inputs,
+            raw,
+            None if grad_mu is None else as_numpy(grad_mu),
+            None if grad_mu_v is None else as_numpy(grad_mu_v),
+        )
+        report_backward(residual, worst, found[0].dtype, asked.options.on_failure)
+        grad_u, grad_v = _tensors(eta_u, *found)
+    if grad_objective is not None and mu is not None and mu_v is not None:
+        # By Danskin, the objective's gradient is the solution itself; NaN where there is none.
+        weight = grad_objective[:, None]
+        grad_u = grad_u + torch.where(mu.isnan(), 0, mu * weight)
+        grad_v = grad_v + torch.where(mu_v.isnan(), 0, mu_v * weight)
+    return grad_u, grad_v.sum(0)[None] if len(eta_v) == 1 < len(grad_v) else grad_v
 
 
-def _summed(grad_v: Any, rows: int) -> Any:
-    """Summed over the instances, if they share the scores."""
-    return grad_v.sum(0)[None] if rows == 1 < len(grad_v) else grad_v
+#: The solutions whose sides torch still has, by the address of these.
+_solved: dict[int, tuple[weakref.ref[Any], RawSolution]] = {}
+
+
+def _keep(tensor: Tensor, sides: Any, raw: RawSolution) -> None:
+    """Keeps a solution for its derivative, for as long as torch keeps its sides."""
+    place = tensor.data_ptr()
+
+    def forget(own: weakref.ref[Any]) -> None:
+        if _solved.get(place, (None,))[0] is own:
+            del _solved[place]
+
+    _solved[place] = weakref.ref(sides, forget), raw
+
+
+def _solution_of(inputs: Inputs, options: Options, sides: Tensor, tau: Tensor | None) -> Any:
+    """The solution that these sides belong to; tau: its multipliers, if it has structures."""
+    own, raw = _solved.get(sides.data_ptr(), (None, None))
+    array = None if own is None else own()
+    if array is not None and array.shape == sides.shape and sides.is_contiguous():
+        return raw
+    # torch has copied them, or this is another process. The number of structures varies, so the
+    # operator can't return them: find them again.
+    if tau is not None:
+        return _engines.solve(inputs, options, as_numpy(tau))
+    raw = RawSolution(inputs.core)
+    raw.take_sides(np.ascontiguousarray(as_numpy(sides)))
+    return raw
 
 
 def _vjp_fake(
