@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <tuple>
 
 #include "factormax/components.hpp"
 #include "factormax/lone_rows.hpp"
-#include "factormax/structured/oracle.hpp"
+#include "group_checks.hpp"
+#include "row_bound.hpp"
 
 namespace factormax {
 
@@ -51,124 +50,6 @@ bool is_sound(const Part& part) {
          product(part.inner) < kLimit;
 }
 
-bool are_same(const Row& a, const Row& b) {
-  return std::tie(a.literals, a.coefs, a.bound, a.kind, a.coef_param, a.bound_param) ==
-         std::tie(b.literals, b.coefs, b.bound, b.kind, b.coef_param, b.bound_param);
-}
-
-bool are_same(const Rule& a, const Rule& b) {
-  return std::tie(a.name, a.block, a.size, a.per_literal) ==
-             std::tie(b.name, b.block, b.size, b.per_literal) &&
-         std::equal(a.rows.begin(), a.rows.end(), b.rows.begin(), b.rows.end(),
-                    [](const Row& r, const Row& s) { return are_same(r, s); });
-}
-
-bool is_band(const std::vector<Row>& rows) {
-  if (rows.size() != 2) return false;
-  Row below = rows[1];
-  for (double& coef : below.coefs) coef = -coef;
-  below.bound = rows[0].bound;
-  below.bound_param = rows[0].bound_param;
-  return below.kind == RowKind::inequality && are_same(rows[0], below);
-}
-
-// Whether these are the rows of an or, or of an or of negated literals, which is an and. A single
-// row needs no kernel, and may be anything.
-bool is_or_out(const std::vector<Row>& rows, int size) {
-  if (rows.size() == 1) return true;
-  if (rows.size() != static_cast<std::size_t>(size) || rows[0].coefs.empty()) return false;
-  const int last = size - 1;
-  const double sign = rows[0].coefs[0] < 0 ? -1 : 1;
-  Row sum{{}, {}, sign < 0 ? size - 2.0 : 0.0, RowKind::inequality, -1, -1};
-  for (int k = 0; k < size; ++k) {
-    sum.literals.push_back(k);
-    sum.coefs.push_back(k < last ? -sign : sign);
-    const Row one{{k, last}, {sign, -sign}, 0, RowKind::inequality, -1, -1};
-    if (!are_same(rows[k], k < last ? one : sum)) return false;
-  }
-  return true;
-}
-
-// What is wrong with the parameter that a row uses as `word`; empty if nothing is.
-std::string check_param(const Rule& rule, const char* word, int param, bool per_literal) {
-  if (param == -1) return "";
-  const std::string use = std::string(word) + "=" + std::to_string(param);
-  if (param < 0 || param >= rule.num_params()) {
-    return use + ", but it has " + std::to_string(rule.num_params()) + " parameters";
-  }
-  if ((rule.per_literal[param] != 0) == per_literal) return "";
-  const auto place = static_cast<std::size_t>(param);
-  const std::string name =
-      place < rule.param_names.size() ? " (" + rule.param_names[place] + ")" : "";
-  const char* words[] = {"factor", "literal"};
-  return use + name + " has one number per " + words[!per_literal] + ", but must have one per " +
-         words[per_literal];
-}
-
-// Likewise with a row. `seen`: the last row that each literal was in.
-std::string check_row(const Rule& rule, const Row& row, std::vector<const Row*>& seen) {
-  if (row.literals.size() != row.coefs.size()) {
-    return std::to_string(row.coefs.size()) + " coefficients for " +
-           std::to_string(row.literals.size()) + " literals";
-  }
-  for (const std::int32_t l : row.literals) {
-    if (l < 0 || l >= rule.size) {
-      return "literal " + std::to_string(l) + ", but there are " + std::to_string(rule.size);
-    }
-    if (seen[l] == &row) return "literal " + std::to_string(l) + " is in it twice";
-    seen[l] = &row;
-  }
-  const std::string error = check_param(rule, "coef_param", row.coef_param, true);
-  return error.empty() ? check_param(rule, "bound_param", row.bound_param, false) : error;
-}
-
-// Likewise with the rows of factors over `size` variables.
-std::string check_rule(const Rule& rule, std::int64_t size) {
-  if (rule.size != size || size < 0) {
-    return "its rows are for " + std::to_string(rule.size) + " literals, but it has " +
-           std::to_string(size);
-  }
-  if (rule.rows.empty()) return "it has no rows";
-  std::vector<const Row*> seen(static_cast<std::size_t>(size));
-  for (std::size_t r = 0; r < rule.rows.size(); ++r) {
-    const std::string error = check_row(rule, rule.rows[r], seen);
-    if (!error.empty()) return "row " + std::to_string(r) + ": " + error;
-  }
-  const bool is_block = rule.block == BlockKind::band     ? is_band(rule.rows)
-                        : rule.block == BlockKind::or_out ? is_or_out(rule.rows, rule.size)
-                                                          : true;
-  return is_block ? "" : "its rows are not those of its block kind";
-}
-
-std::string listed(const std::vector<std::int32_t>& shape) {
-  std::string text;
-  for (const std::int32_t s : shape) text += (text.empty() ? "" : ", ") + std::to_string(s);
-  return "(" + text + ")";
-}
-
-// How long the lists of variables are that an oracle makes. The shape must fit.
-int slots_of(OracleKind kind, const std::vector<std::int32_t>& shape) {
-  Oracle oracle;
-  Workspace counter;
-  oracle.allocate(kind, {shape.data(), static_cast<int>(shape.size())}, counter);
-  return oracle.slots();
-}
-
-// What is wrong with structured factors over `vars` variables each; empty if nothing is.
-std::string check_oracle(const Group& group, std::int64_t vars) {
-  const oracle::Shape shape{group.shape.data(), static_cast<int>(group.shape.size())};
-  if (!fits(group.oracle, shape, vars, group.num_scores)) {
-    return "its oracle has no shape " + listed(group.shape) + " with " + std::to_string(vars) +
-           " variables and " + std::to_string(group.num_scores) + " scores";
-  }
-  const int slots = slots_of(group.oracle, group.shape);
-  if (group.slots >= 0 && group.slots != slots) {
-    return "slots is " + std::to_string(group.slots) + ", but must be " + std::to_string(slots) +
-           ", as slots() of its oracle says";
-  }
-  return "";
-}
-
 // Totals over all groups so far.
 struct Totals {
   std::int64_t incidences = 0, entries = 0, rows = 0;
@@ -186,18 +67,6 @@ struct Totals {
     return incidences < kLimit && entries < kLimit && rows < kLimit;
   }
 };
-
-// b less the terms; 0 where only rounding is left, for a bound that the negated literals meet
-// exactly must not become one that nothing meets.
-double difference(double bound, double terms, double size) {
-  const double total = bound - terms;
-  if (!std::isfinite(bound)) return total;
-  const double rounding = 8 * std::numeric_limits<double>::epsilon() * (std::fabs(bound) + size);
-  return std::fabs(total) <= rounding ? 0.0 : total;
-}
-
-// A bound beyond all reason never binds, and must not become infinite.
-double within_reason(double bound) { return std::min(std::max(bound, -1e30), 1e30); }
 
 std::shared_ptr<const Rule> held_rule() {
   static const std::shared_ptr<const Rule> rule = [] {
@@ -522,107 +391,6 @@ Problem<T> Model::problem() const {
   return p;
 }
 
-namespace {
-
-// What a row with a parameter for its coefficients is divided by, so that it is in units of
-// variables.
-double row_scale(const Row& row, const Param& param, std::int64_t i, std::int64_t first) {
-  double largest = 0;
-  for (std::size_t e = 0; e < row.literals.size(); ++e) {
-    largest = std::max(largest, std::fabs(row.coefs[e] * param.at(i, first + row.literals[e])));
-  }
-  return largest > 0 ? largest : 1.0;
-}
-
-}  // namespace
-
-// Calls visit(row of the rule, first parameter of the group, k times the literals of a factor, k,
-// row, entry) for the rows of factor k of every group whose rule has parameters.
-template <class Visit>
-void Model::visit_rows(Visit visit) const {
-  for (const Bundle& bundle : bundles_) {
-    if (bundle.rule->num_params() == 0) continue;
-    int r = bundle.first_row, entry = bundle.first_entry;
-    for (const int g : bundle.groups) {
-      for (std::int64_t k = 0; k < group_count_[g]; ++k) {
-        for (const Row& row : bundle.rule->rows) {
-          visit(row, first_param_[g], k * bundle.rule->size, k, r, entry);
-          ++r;
-          entry += static_cast<int>(row.literals.size());
-        }
-      }
-    }
-  }
-}
-
-template <>
-const double* Model::constant_coefs<double>() const {
-  return coef_.data();
-}
-
-template <>
-const float* Model::constant_coefs<float>() const {
-  std::call_once(narrow_once_, [this] {
-    narrow_coef_.resize(coef_.size());
-    write_coefs<float>({}, 0, nullptr, narrow_coef_.data());
-  });
-  return narrow_coef_.data();
-}
-
-template <class T>
-void Model::write_coefs(const std::vector<Param>& params, std::int64_t instance,
-                        const std::int8_t* held, T* coef) const {
-  std::transform(coef_.begin(), coef_.end(), coef, [](double a) { return static_cast<T>(a); });
-  visit_rows([&](const Row& row, int slots, std::int64_t literal, std::int64_t, int, int entry) {
-    if (row.coef_param < 0) return;
-    const Param& param = params[slots + row.coef_param];
-    const double scale = row_scale(row, param, instance, literal);
-    for (std::size_t e = 0; e < row.literals.size(); ++e) {
-      const double a = row.coefs[e] * param.at(instance, literal + row.literals[e]) / scale;
-      coef[entry + e] = static_cast<T>(entry_negated_[entry + e] != 0 ? -a : a);
-    }
-  });
-  if (held == nullptr) return;
-  // x <= 0, -x <= -1, or x <= 1, which says nothing.
-  T* own = coef + num_entries() - num_vars_;
-  for (int j = 0; j < num_vars_; ++j) own[j] = held[j] == 1 ? T(-1) : T(1);
-}
-
-template <class T>
-void Model::write_bounds(const std::vector<Param>& params, std::int64_t instance,
-                         const std::int8_t* held, T* rhs) const {
-  std::transform(rhs_.begin(), rhs_.end(), rhs, [](double b) { return static_cast<T>(b); });
-  visit_rows(
-      [&](const Row& row, int slots, std::int64_t literal, std::int64_t k, int r, int entry) {
-        double scale = 1, terms = 0, size = 0;
-        if (row.coef_param >= 0)
-          scale = row_scale(row, params[slots + row.coef_param], instance, literal);
-        for (std::size_t e = 0; e < row.literals.size(); ++e) {
-          if (entry_negated_[entry + e] == 0) continue;
-          double a = row.coefs[e];
-          if (row.coef_param >= 0) {
-            a *= params[slots + row.coef_param].at(instance, literal + row.literals[e]) / scale;
-          }
-          terms += a;
-          size += std::fabs(a);
-        }
-        double bound = row.bound;
-        if (row.bound_param >= 0) bound *= params[slots + row.bound_param].at(instance, k);
-        rhs[r] = static_cast<T>(within_reason(difference(bound / scale, terms, size)));
-      });
-  if (held == nullptr) return;
-  T* own = rhs + num_rows() - num_vars_;
-  for (int j = 0; j < num_vars_; ++j) own[j] = held[j] == 0 ? T(0) : held[j] == 1 ? T(-1) : T(1);
-}
-
-void Model::write_oracle_params(const std::vector<Param>& params, std::int64_t instance,
-                                double* out) const {
-  for (int f = 0; f < num_structured(); ++f) {
-    const int g = oracle_group_[f];
-    out[f] = groups_[g].has_param ? params[first_param_[g]].at(instance, oracle_number_[f]) : 0.0;
-  }
-}
-
 void Model::place_of_block(int block, int& group, int& number) const {
   for (const Bundle& bundle : bundles_) {
     std::int64_t at = block - bundle.first_block;
@@ -654,14 +422,7 @@ StructuredView Model::structured(int f) const {
   return view;
 }
 
-#define FACTORMAX_INSTANTIATE(T)                                                                   \
-  template Problem<T> Model::problem<T>() const;                                                   \
-  template void Model::write_coefs<T>(const std::vector<Param>&, std::int64_t, const std::int8_t*, \
-                                      T*) const;                                                   \
-  template void Model::write_bounds<T>(const std::vector<Param>&, std::int64_t,                    \
-                                       const std::int8_t*, T*) const;
-
-FACTORMAX_INSTANTIATE(float)
-FACTORMAX_INSTANTIATE(double)
+template Problem<float> Model::problem<float>() const;
+template Problem<double> Model::problem<double>() const;
 
 }  // namespace factormax
