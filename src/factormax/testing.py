@@ -8,7 +8,6 @@ pass it; so should a new one.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any, NoReturn
@@ -501,7 +500,7 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
         return oracles
     own = factor
     if own.native_map is not None:
-        oracles["native_map"] = _native(own)
+        oracles["native_map"] = lambda eta_u, eta_v: own._ask(eta_u, eta_v, own._call_native)
     if type(own).map is not Factor.map:
         oracles["map"] = own._ask
     if hasattr(own, "map_batch"):
@@ -511,24 +510,3 @@ def _oracles_of(factor: StructuredFactor) -> dict[str, Ask]:
 
 def _flat(answer: Any) -> Structure | None:
     return None if answer is None else (answer[0].reshape(-1), answer[1].reshape(-1))
-
-
-def _native(factor: Factor) -> Ask:
-    """Calls the C function as the core does."""
-    double, whole = ctypes.POINTER(ctypes.c_double), ctypes.c_int64
-    kind = ctypes.CFUNCTYPE(
-        ctypes.c_int32, double, whole, double, whole, double, double, ctypes.c_void_p, whole
-    )
-    address, data = factor._callback()  # type: ignore[misc]
-    function = kind(address)
-
-    def ask(eta_u: Matrix, eta_v: Matrix) -> Structure | None:
-        m, n = np.zeros(eta_u.size), np.zeros(eta_v.size)
-        given = [np.ascontiguousarray(a, np.float64) for a in (eta_u, eta_v)]
-        pointers = [a.ctypes.data_as(double) for a in (*given, m, n)]
-        answer = function(pointers[0], m.size, pointers[1], n.size, *pointers[2:], data, 0)
-        if answer < 0:
-            raise GraphError(f"{factor.name}: native_map reported a failure.")
-        return None if answer > 0 else factor._checked((m, n), eta_u)
-
-    return ask

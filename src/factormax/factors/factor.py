@@ -219,10 +219,16 @@ class Factor(StructuredFactor):
         return call
 
     def _ask(
-        self, eta_u: npt.NDArray[np.float64], eta_v: npt.NDArray[np.float64]
+        self,
+        eta_u: npt.NDArray[np.float64],
+        eta_v: npt.NDArray[np.float64],
+        oracle: Callable[..., Any] | None = None,
     ) -> Structure | None:
-        """The best structure for flat scores, checked and flat; None if there is none."""
-        answer = self.map(eta_u.reshape(self.variable_shape), self._in_shape(eta_v))
+        """The best structure for flat scores, checked and flat; None if there is none.
+
+        oracle: what to ask in place of `map`.
+        """
+        answer = (oracle or self.map)(eta_u.reshape(self.variable_shape), self._in_shape(eta_v))
         return None if answer is NO_STRUCTURE else self._checked(answer, eta_u)
 
     @property
