@@ -8,6 +8,7 @@ from every_factor import EXAMPLES, is_matching, is_tree, one_a_row
 
 import factormax as fm
 from factormax import factors, testing
+from factormax._structured_checks import Seen
 from factormax.factors.base import Row, RowFactor
 from factormax.scope import ListedPart
 from factormax.testing import check_factor
@@ -265,7 +266,7 @@ def test_a_variable_that_changes_its_slot_is_hinted_at(kind, hint):
     numbers = testing._random_numbers(factor, 1.0, 1, False, np.random.default_rng(0), None)
     structures = np.array([[1.0, 0, 0, 1], [0, 1, 1, 0]])
     with pytest.raises(AssertionError, match="differ in reduced score: ") as error:
-        testing._Seen(factor, None)._check_optimal(
+        Seen(factor, None)._check_optimal(
             numbers, 0, np.array([0.9, 0.1]), structures, np.zeros((2, 0))
         )
     assert ("does a variable always stand in the same slot" in str(error.value)) == hint
