@@ -16,7 +16,8 @@ from factormax._engines.cuda import launcher
 from factormax._engines.cuda.engine import CudaEngine
 from factormax._engines.cuda.hubs import Hubs
 from factormax._engines.cuda.launcher import Launcher, plan_of
-from factormax._engines.cuda.plan import Layout, Plan, _Sizes
+from factormax._engines.cuda.memory import Layout, Sizes
+from factormax._engines.cuda.plan import Plan
 from factormax._engines.cuda.trees import Trees
 from factormax._inputs import Inputs
 from factormax._options import Options
@@ -186,14 +187,14 @@ def test_too_many_cuts_are_left_to_the_cpu(
 
 
 def test_too_many_arcs_are_left_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = _Sizes.forward
+    plain = Sizes.forward
 
-    def with_little_room(self: _Sizes, team: int, active: int, rows: bool) -> Layout:
+    def with_little_room(self: Sizes, team: int, active: int, rows: bool) -> Layout:
         found = plain(self, team, active, rows)
         found.offsets["most_arcs"] = 4
         return found
 
-    monkeypatch.setattr(_Sizes, "forward", with_little_room)
+    monkeypatch.setattr(Sizes, "forward", with_little_room)
     raw = _same_with(inputs_of(tree(np.random.default_rng(0), np.float64), np.float64))
     assert raw.engine == "cuda (3 of 3 instances were finished on the CPU)"
 

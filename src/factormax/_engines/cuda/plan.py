@@ -1,4 +1,4 @@
-"""What the kernels need for a model: its rows as lists for teams of threads, and its memory."""
+"""What the kernels need for a model, and the variant of them that solves it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from factormax._core import BlockKind, Model, OracleKind
 from factormax._engines.cuda.hubs import HubMemory, Hubs
+from factormax._engines.cuda.lists import even_packs, lanes_for, offsets
+from factormax._engines.cuda.memory import Layout, Sizes
 from factormax._engines.cuda.trees import Trees, rows_of_tree
 from factormax._inputs import structured_of
 from factormax.arrays import IndexArray
@@ -23,13 +25,8 @@ __all__ = ["Args", "Choice", "Plan", "args_type"]
 _ABSENT, _EQUALITY, _INEQUALITY = 0, 2, 1
 _OF_FACTOR, _BAND_LOWER, _BAND_UPPER, _UNEVEN = 1, 2, 4, 8
 
-#: The number of arrays over all rows in a solve, and of more with uneven rows, with conjugate
-#: gradients, and in the gradient.
-_ROW_ARRAYS, _UNEVEN_ARRAYS, _CONJUGATE_ARRAYS, _BACKWARD_ROW_ARRAYS = 21, 2, 3, 4
 #: Pairs of rows of a variable, in total; with more, it is not checked whether some meet twice.
 _MOST_MEETINGS = 200_000
-#: A dense system with more rows is not worth its memory, and is never shrunk to fewer.
-_MOST_ACTIVE, _LEAST_ACTIVE = 240, 8
 #: With fewer pairs, a solve is quicker than a search for variables that are 0.
 _MANY_PAIRS = 64
 #: From this many pairs per variable, or variables per row, on, sums over them lose digits in
@@ -61,69 +58,6 @@ def args_type() -> type[ctypes.Structure]:
 def _power_of_two(value: float) -> int:
     """The smallest power of two that is at least `value`."""
     return 1 << max(0, int(np.ceil(np.log2(max(value, 1)))))
-
-
-def _offsets(counts: Any) -> IndexArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Entries by rows, or by variables, in packs, one after another for each thread."""
-
-    first: IndexArray  # (rounds + 1,) packs
-    code: IndexArray  # (packs, team, width)
-    place: IndexArray
-    packs: int  # per round, if all rounds have the same number, else 0
-
-    @classmethod
-    def laid_out(
-        cls,
-        ptr: IndexArray,
-        code: IndexArray,
-        place: IndexArray,
-        shape: tuple[int, int, int],
-        nothing: int,
-    ) -> Lists:
-        """Lists for (team members, lanes per item, entries per pack), padded with `nothing`."""
-        team, lanes, width = shape
-        count, lengths, groups = len(ptr) - 1, np.diff(ptr), team // lanes
-        rounds = -(-count // groups)
-        widest = np.zeros(rounds * groups, np.int64)
-        widest[:count] = -(-lengths // (lanes * width))
-        packs = widest.reshape(rounds, groups).max(axis=1, initial=1)
-        first = _offsets(packs)
-        codes = np.full((int(first[-1]) * team, width), nothing, np.int64)
-        places = np.full_like(codes, -1)
-        item = np.repeat(np.arange(count), lengths)
-        entry = np.arange(len(code)) - np.repeat(ptr[:-1], lengths)
-        at = (first[item // groups] + entry // (lanes * width)) * team
-        at += item % groups * lanes + entry // width % lanes
-        codes[at, entry % width] = code
-        places[at, entry % width] = place
-        even = (
-            int(packs[0])
-            if team > 1 and rounds and (packs == packs[0]).all() and packs[0] <= 4
-            else 0
-        )
-        return cls(first, codes, places.astype(np.int32), even)
-
-
-class Layout:
-    """Where the arrays of a team are in shared memory, in bytes, and what depends on that.
-
-    Args:
-        start: the bytes before them.
-        wanted: their names and lengths. A pair of names stands for two arrays in the same place.
-    """
-
-    def __init__(self, start: int, wanted: list[tuple[Any, int]]) -> None:
-        self.offsets: dict[str, int] = {}
-        for names, length in wanted:
-            for name in (names,) if isinstance(names, str) else names:
-                self.offsets[f"at_{name}"] = start
-            start += (length + 15) & ~15
-        self.offsets["team_bytes"] = self.bytes = start
 
 
 @dataclass(frozen=True)
@@ -200,7 +134,7 @@ class Plan:
         columns = [c for rows, _ in matchings for c in rows]
         cuts = self.trees.most_cuts
         lengths = [*np.diff(model.row_ptr), *(len(c) for c in columns), *([0] * cuts)]
-        self.row_ptr = _offsets(lengths)
+        self.row_ptr = offsets(lengths)
         self.col = np.concatenate([model.col, *columns]).astype(np.int64)
         kinds = [*model.row_kind, *(k for _, ks in matchings for k in ks)]
         self.first_cut = len(kinds)
@@ -331,13 +265,13 @@ class Plan:
         code = np.concatenate([self.row_of_entry * 4 + negative, pairs.reshape(-1)])
         place = np.concatenate([np.arange(len(self.col)), np.full(2 * self.pairs, -1)])
         order = np.argsort(owner, kind="stable")
-        return _offsets(self.degrees), code[order], place[order]
+        return offsets(self.degrees), code[order], place[order]
 
     # ---- the variant -----------------------------------------------------------------------------
 
     def fits(self, shared_bytes: int) -> bool:
         """Whether an instance fits into the shared memory of a block, even in double."""
-        sizes = _Sizes(self, 8, True)
+        sizes = Sizes(self, 8, True)
         layouts = sizes.forward, sizes.backward
         active = sizes.most_active(shared_bytes)
         return all(layout(512, active, False).bytes <= shared_bytes for layout in layouts)
@@ -372,14 +306,14 @@ class Plan:
             general: whether the variant should fit as many models as possible.
             given: `team`, `row_lanes`, `var_lanes`, `teams_per_block`, to use as they are.
         """
-        sizes = _Sizes(self, precision.itemsize, uneven)
+        sizes = Sizes(self, precision.itemsize, uneven)
         active = sizes.most_active(shared_bytes)
         rows = sizes.forward(512, active, True).bytes <= shared_bytes
         memory = None
         if self.hubs:
             taken = sizes.forward(_HUB_TEAM, active, rows).bytes
             memory = self.hubs.memory(shared_bytes, taken, active)
-            sizes = _Sizes(self, precision.itemsize, uneven, memory)
+            sizes = Sizes(self, precision.itemsize, uneven, memory)
         team = given.get("team") or self._team(batch)
         while "team" not in given and not self.hubs and team < 512:
             together = shared_bytes // sizes.forward(team, active, rows).bytes
@@ -396,9 +330,9 @@ class Plan:
         else:
             row_width = min(4, _power_of_two(self.longest))
             var_width = min(4, _power_of_two(int(self.degrees.max(initial=1))))
-        row_lanes = given.get("row_lanes") or _lanes(lengths, row_width, team)
-        var_lanes = given.get("var_lanes") or _lanes(self.degrees, var_width, team)
-        packs = (lambda *_: 0) if general else _even_packs
+        row_lanes = given.get("row_lanes") or lanes_for(lengths, row_width, team)
+        var_lanes = given.get("var_lanes") or lanes_for(self.degrees, var_width, team)
+        packs = (lambda *_: 0) if general else even_packs
         constants = {
             "kTeam": team,
             "kTeamsPerBlock": given.get("teams_per_block") or teams,
@@ -445,74 +379,8 @@ class Plan:
         lengths = np.diff(self.row_ptr)[self.isolated]
         if not len(lengths):
             return 1
-        lanes = _lanes(lengths, 1, team)
+        lanes = lanes_for(lengths, 1, team)
         return team if lanes == 32 and len(lengths) < team // 32 else lanes
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """The memory of a team, by purpose."""
-
-    plan: Plan
-    size: int  # of a real number
-    uneven: bool
-    hubs: HubMemory | None = None
-
-    def most_active(self, shared_bytes: int) -> int:
-        """The rows of the largest dense system that fits."""
-        active = min(self.plan.rows, _MOST_ACTIVE)
-        while active > _LEAST_ACTIVE and self.forward(512, active, False).bytes > shared_bytes:
-            active = active * 7 // 8
-        return active
-
-    def row_arrays(self, active: int) -> int:
-        """The number of arrays over rows: odd, so that interleaved they spread over all banks."""
-        conjugate = _CONJUGATE_ARRAYS * (active < self.plan.rows)
-        return (_ROW_ARRAYS + _UNEVEN_ARRAYS * self.uneven + conjugate) | 1
-
-    def backward_row_arrays(self, active: int) -> int:
-        """The same for the gradient."""
-        return (_BACKWARD_ROW_ARRAYS + 2 * (active < self.plan.rows)) | 1
-
-    def forward(self, team: int, active: int, rows: bool) -> Layout:
-        """The layout of a solve. What its finish needs can be where the errors will be."""
-        arrays = self.row_arrays(active) if rows else 0
-        n = self._vars(team)
-        shared = max(n, active * (active + 1) // 2) * self.size
-        zero = n if self.plan.zeros else 0
-        own: list[tuple[Any, int]] = [(("v", "matrix"), shared), ("zero", zero)]
-        found = Layout(_scratch(team), [*self._common(team, active, arrays), *own])
-        # During the search for cuts, the arcs of a tree and their flows are there.
-        found.offsets["most_arcs"] = shared // (2 * self.size + 2)
-        return found
-
-    def backward(self, team: int, active: int, rows: bool) -> Layout:
-        """The layout of a gradient."""
-        arrays = self.backward_row_arrays(active) if rows else 0
-        matrix = active * (active + 1) // 2 * self.size
-        own = [("v", self._vars(team) * self.size), ("matrix", matrix)]
-        return Layout(_scratch(team), [*self._common(team, active, arrays), *own])
-
-    def _vars(self, team: int) -> int:
-        """The number of variables, padded to a full round, at least one."""
-        return self.plan.n + team
-
-    def _common(self, team: int, active: int, arrays: int) -> list[tuple[Any, int]]:
-        plan, size = self.plan, self.size
-        return [
-            ("sums", 40 * size),
-            ("eta", self._vars(team) * size),
-            ("mu", self._vars(team) * size),
-            ("t", (plan.rows + 1) * size),
-            ("found", (plan.hard + team) * size),
-            ("rows", arrays * plan.padded_rows * size),
-            ("b", active * size),
-            ("inverse", active * size),
-            ("place", plan.rows * 4),
-            ("active", active * 4),
-            *plan.trees.memory,
-            *(self.hubs.in_shared if self.hubs else ()),
-        ]
 
 
 def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, int]:
@@ -526,25 +394,3 @@ def _hub_constants(hubs: Hubs | None, memory: HubMemory | None) -> dict[str, int
         "kSequenceBudgets": OracleKind.sequence_budget in kinds,
         "kTables": OracleKind.table in kinds,
     }
-
-
-def _scratch(team: int) -> int:
-    """What a block needs to communicate across its warps: 40 numbers each."""
-    return team // 32 * 40 * 8 if team > 32 else 0
-
-
-def _even_packs(lengths: IndexArray, shape: tuple[int, int, int]) -> int:
-    nothing = np.zeros(int(lengths.sum()), np.int64)
-    return Lists.laid_out(_offsets(lengths), nothing, nothing, shape, 0).packs
-
-
-def _lanes(lengths: IndexArray, width: int, team: int) -> int:
-    """How many lanes share an item, so that a sweep over all items is short."""
-    longest = int(lengths.max(initial=1))
-
-    def cost(lanes: int) -> float:
-        rounds = -(-len(lengths) * lanes // team)
-        packs = -(-longest // (lanes * width))
-        return float(rounds * (packs * (2 * width + 4) + 6 * np.log2(lanes) + 8))
-
-    return min((1, 2, 4, 8, 16, 32) if team >= 32 else (1,), key=cost)

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax._core import BlockKind
-from factormax._engines.cuda.plan import Choice, Layout, Lists, Plan, args_type
+from factormax._engines.cuda.lists import Lists
+from factormax._engines.cuda.memory import Layout
+from factormax._engines.cuda.plan import Choice, Plan, args_type
 
 __all__ = ["Answer", "Machine", "Numbers", "Program"]
 
