@@ -151,7 +151,6 @@ class LocalSearch:
         self._state_of[alone] = self._ptr[groups:-1] + 1
         if groups:
             self._state_of[np.concatenate(self._groups)] = np.arange(self._ptr[groups])
-        self._alone = alone
 
     # ---- the model -------------------------------------------------------------------------------
 
