@@ -24,21 +24,20 @@ class AdmmSolver {
     delta_ = ws.take<T>(vars);
     base_ = ws.take<T>(vars);
     average_ = ws.take<T>(vars);
-    mark_ = ws.take<T>(rows);
-    ray_ = ws.take<T>(rows);
+    proof_.allocate(p, structured, ws);
     for (Span<T>* s : {&y_, &w_, &h_, &v_, &t_, &d_}) *s = ws.take<T>(vars + 2);
     order_ = ws.take<std::int32_t>(vars + 2);
   }
 
   DualPoint<T>& point() { return point_; }
-  Span<const T> certificate() const { return Span<const T>(ray_).first(certified_ ? p_->m : 0); }
+  Span<const T> certificate() const { return proof_.certificate(); }
 
   // unit: what the step size is multiplied by: the size of the scores, where there is no quadratic
   // term to compare them with.
   Result solve(const Instance<T>& p, const T* warm, const Options& options, double unit,
                Control& control, bool may_poll) {
     p_ = &p;
-    certified_ = false;
+    proof_.begin(p.m);
     unit_ = T(unit);
     gamma_ = T(options.step_size * unit);
     quadratic_ = options.linear ? T(0) : T(1);
@@ -111,7 +110,7 @@ class AdmmSolver {
     const Instance<T>& p = *p_;
     for (int r = 0; r < p.m; ++r)
       point_.x[r] = warm == nullptr ? T(0) : warm[p.row[r]] / p.scale[r];
-    copy(Span<const T>(point_.x), mark_.first(p.m));
+    proof_.mark(point_.x);
     fill(delta_.first(p.n), T(0));
     fill(lam_, T(0));
     copy(p.eta.first(p.n), base_);
@@ -262,28 +261,19 @@ class AdmmSolver {
   }
 
   bool infeasible() {
-    const Instance<T>& p = *p_;
-    if (p.hard == 0 && !p.weighted()) return false;
     for_structured([&](StructuredFactor& f, int) { set_link_multipliers(f); });
-    for (int r = 0; r < p.m; ++r) ray_[r] = point_.x[r] * p.scale[r];
-    certified_ = certifies_infeasible(p, ray_, average_, structured_);
-    if (certified_) return true;
-    for (int r = 0; r < p.m; ++r) ray_[r] = (point_.x[r] - mark_[r]) * p.scale[r];
-    copy(Span<const T>(point_.x), mark_.first(p.m));
-    certified_ = certifies_infeasible(p, ray_, average_, structured_);
-    return certified_;
+    return proof_.look(*p_, point_.x, average_);
   }
 
   const Instance<T>* p_ = nullptr;
-  bool certified_ = false;  // `ray_` proves that nothing is feasible
   bool cut_short_ = false;  // a structured factor ran into its limit in this pass
   StructuredFactors<T>* structured_ = nullptr;
   T gamma_ = 1, quadratic_ = 1, unit_ = 1;
   DualPoint<T> point_;
   Span<T> lam_, copy_;              // per link
   Span<T> delta_, base_, average_;  // per variable
-  Span<T> mark_, ray_;              // per row
-  Span<T> y_, w_, h_, v_, t_, d_;   // one block
+  InfeasibilityProof<T> proof_;
+  Span<T> y_, w_, h_, v_, t_, d_;  // one block
   Span<std::int32_t> order_;
 };
 

@@ -1,7 +1,8 @@
 // What descent on the compact dual falls back to, the interior point method, and when.
 #pragma once
 
-#include "factormax/infeasibility.hpp"
+#include "factormax/dual_walk.hpp"
+#include "factormax/farkas.hpp"
 #include "factormax/interior.hpp"
 
 namespace factormax {
@@ -52,8 +53,9 @@ class Fallback {
   Outcome attempt(DualWalk<T>& walk, InfeasibilityProof<T>& proof, int budget) {
     const Instance<T>& p = *walk.p;
     const Span<T> x = walk.next.x;
-    const int passes = interior_.solve(p, budget, x, [&] { return proof.look_ahead(walk); });
-    if (proof.found() || proof.look_ahead(walk)) return {passes, false};
+    const auto is_proof = [&] { return proof.look_within_bounds(p, x, walk.next.z); };
+    const int passes = interior_.solve(p, budget, x, is_proof);
+    if (proof.found() || is_proof()) return {passes, false};
     for (int r = 0; r < p.m; ++r) {
       x[r] = clip(x[r], p.lo[r], p.hi[r]);
       if (!std::isfinite(x[r])) return {passes, false};

@@ -36,4 +36,54 @@ bool certifies_infeasible(const Instance<T>& p, Span<T> y, Span<T> v,
   return value < -resolution * magnitude;
 }
 
+// Looks for a certificate in the multipliers of a solver.
+template <class T>
+class InfeasibilityProof {
+ public:
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    structured_ = structured;
+    mark_ = ws.take<T>(p.num_dual());
+    ray_ = ws.take<T>(p.num_dual());
+  }
+
+  void begin(int rows) {
+    mark_.size = ray_.size = rows;
+    found_ = false;
+  }
+
+  bool found() const { return found_; }
+  // Unscaled multipliers: (m,), empty if none has been found.
+  Span<const T> certificate() const { return Span<const T>(ray_).first(found_ ? ray_.size : 0); }
+
+  void mark(Span<const T> x) { copy(x, mark_); }
+
+  // Tries the multipliers themselves, and their change since the last try, which tends to the ray.
+  // v: (n,) scratch.
+  bool look(const Instance<T>& p, Span<const T> x, Span<T> v) {
+    if (p.hard == 0 && !p.weighted()) return false;
+    for (int r = 0; r < p.m; ++r) ray_[r] = x[r] * p.scale[r];
+    if (try_ray(p, v)) return true;
+    for (int r = 0; r < p.m; ++r) ray_[r] = (x[r] - mark_[r]) * p.scale[r];
+    mark(x);
+    return try_ray(p, v);
+  }
+
+  // Tries multipliers that may be out of their bounds.
+  bool look_within_bounds(const Instance<T>& p, Span<const T> x, Span<T> v) {
+    if (p.hard == 0) return false;
+    for (int r = 0; r < p.m; ++r) ray_[r] = clip(x[r], p.lo[r], p.hi[r]) * p.scale[r];
+    return try_ray(p, v);
+  }
+
+ private:
+  bool try_ray(const Instance<T>& p, Span<T> v) {
+    found_ = certifies_infeasible(p, ray_, v, structured_);
+    return found_;
+  }
+
+  StructuredFactors<T>* structured_ = nullptr;
+  Span<T> mark_, ray_;  // the multipliers of the last try, and what was tried
+  bool found_ = false;
+};
+
 }  // namespace factormax

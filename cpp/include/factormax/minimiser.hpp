@@ -28,7 +28,7 @@ class Minimiser {
     descent_.allocate(p, ws);
     newton_.allocate(p, structured, ws);
     fallback_.allocate(p, ws);
-    proof_.allocate(p, ws);
+    proof_.allocate(p, structured, ws);
     kept_ = ws.take<T>(p.num_dual());
   }
 
@@ -44,9 +44,7 @@ class Minimiser {
   }
 
   // What proves that nothing is feasible, unscaled: (m,), empty without.
-  Span<const T> certificate() const {
-    return Span<const T>(walk.step).first(proof_.found() ? walk.p->m : 0);
-  }
+  Span<const T> certificate() const { return proof_.certificate(); }
 
   // Minimises phi from walk.now.x until the residual is at most `wanted`.
   void run(T wanted, int max_iter, bool warm) {
@@ -58,7 +56,7 @@ class Minimiser {
       if (next == Next::on) next = change_method();
       if (next == Next::on) next = descend();
     }
-    if (next == Next::open && result.status != Status::converged && proof_.look(walk)) {
+    if (next == Next::open && result.status != Status::converged && is_infeasible()) {
       result.status = Status::infeasible;
       gave_up = false;
     }
@@ -146,7 +144,7 @@ class Minimiser {
     c.blunt = c.final;
     // Multipliers of pairs can't run off: they have bounds.
     c.newton_at = walk.structured == nullptr && walk.p->hard == 0 ? c.begin + kSoon : kNever;
-    proof_.mark(walk);
+    proof_.mark(walk.now.x);
     result.status = Status::max_iter;
   }
 
@@ -175,7 +173,7 @@ class Minimiser {
     if (walk.control->stopped(walk.may_poll)) return end_with(Status::interrupted);
     if (result.iterations >= c.next_check || descent_.far) {
       descent_.far = false;
-      if (proof_.look(walk)) return end_with(Status::infeasible);
+      if (is_infeasible()) return end_with(Status::infeasible);
       c.next_check = result.iterations + std::min(result.iterations, kCheckEvery);
     }
     return Next::on;
@@ -221,6 +219,8 @@ class Minimiser {
     }
     return result.iterations >= c.max_iter ? Next::open : Next::on;
   }
+
+  bool is_infeasible() { return proof_.look(*walk.p, walk.now.x, walk.next.z); }
 
   bool try_finish(T tol) {
     Course& c = course_;
