@@ -87,12 +87,11 @@ def _inputs_of(
     asked = read_again(text, sizes or (), [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params or ()]
     own = asked.params(numbers or (), arrays, check)
-    if not eta_u.is_cpu:
-        device = str(eta_u.device)
-        engine = _engines.engine_there(asked.model, asked.options, device)
-        if engine is not None:
-            there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
-            return asked, Inputs(*there), engine
+    device = str(eta_u.device)
+    engine = _engines.engine_there(asked.model, asked.options, device)
+    if engine is not None:
+        there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
+        return asked, Inputs(*there), engine
     here = None if mask is None else as_numpy(mask)
     return asked, Inputs(asked.model, as_numpy(eta_u), as_numpy(eta_v), own, here), None
 
