@@ -66,8 +66,6 @@ struct Team {
   static constexpr int kLanes = SIZE < 32 ? SIZE : 32;
   static constexpr int kWarps = SIZE / kLanes;
   static constexpr int kMostSums = 40;
-  // Bytes of shared memory that a block needs to talk across its warps.
-  static constexpr int kScratch = kWarps > 1 ? kWarps * kMostSums * 8 : 0;
 
   int rank;
   char* scratch;
