@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answers import check, inputs_of, solve
+from answers import check, check_order, check_start, check_teams, inputs_of, solve
 from machine import EmulatedMachine
 
 import factormax as fm
@@ -75,27 +75,11 @@ def test_answers_and_gradients_are_the_cores(model: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("team", [1, 32, 64])
 def test_any_team_gives_the_same_answer(team: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_team", lambda self, batch: team)
-    for seed in range(3):
-        fg = several(np.random.default_rng(seed), np.float64)
-        run = solve(fg, np.float64)
-        assert run.stages[0].program.choice.team == team
-        check(inputs_of(fg, np.float64), run, np.float64)
+    check_teams(several, team, monkeypatch)
 
 
 def test_the_order_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_team", lambda self, batch: 64)
-    fg = several(np.random.default_rng(0), np.float32)
-    inputs = inputs_of(fg, np.float32)
-    grad = np.random.default_rng(1).standard_normal(inputs.eta_u.shape).astype(np.float32)
-    answers = []
-    for order in ("forward", "reverse", "shuffled"):
-        run = solve(fg, np.float32, order)
-        own = np.ones_like(run.found.mu_v)
-        answers.append([run.found.mu, run.found.mu_v, run.found.tau, *run.vjp(grad, own)])
-    for other in answers[1:]:
-        for one, two in zip(answers[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+    check_order(several, monkeypatch)
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0, 1000.0])
@@ -237,13 +221,7 @@ def test_what_is_no_score_gives_no_answer() -> None:
 
 
 def test_the_solution_is_a_good_start() -> None:
-    fg = sequence(np.random.default_rng(0), np.float64)
-    inputs = inputs_of(fg, np.float64)
-    launcher = Launcher(EmulatedMachine())
-    first = launcher.solve(inputs, Options(tol=1e-9)).found
-    again = launcher.solve(inputs, Options(tol=1e-9), first.tau).found
-    assert (again.iterations <= 2).all() and (first.iterations > 4).any()
-    np.testing.assert_allclose(again.mu, first.mu, rtol=0, atol=1e-8)
+    check_start(sequence)
 
 
 def test_what_has_no_kernel_says_why() -> None:

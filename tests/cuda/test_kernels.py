@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answers import check, inputs_of, solve
+from answers import check, check_order, check_start, inputs_of, solve
 from machine import EmulatedMachine
 
 import factormax as fm
@@ -109,16 +109,7 @@ def test_any_team_gives_the_same_answer(team: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("model", [matching, pairs])
 def test_the_order_of_threads_changes_no_bit(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_team", lambda self, batch: 64)
-    fg = model(np.random.default_rng(0), np.float32)
-    grad = np.random.default_rng(1).standard_normal(inputs_of(fg, np.float32).eta_u.shape)
-    answers = []
-    for order in ("forward", "reverse", "shuffled"):
-        run = solve(fg, np.float32, order)
-        answers.append([run.found.mu, run.found.tau, run.vjp(grad.astype(np.float32), None)[0]])
-    for other in answers[1:]:
-        for one, two in zip(answers[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+    check_order(model, monkeypatch)
 
 
 def test_an_instance_is_the_same_alone_and_in_a_batch() -> None:
@@ -225,13 +216,7 @@ def test_kernels_that_fit_many_models() -> None:
 
 
 def test_the_solution_is_a_good_start() -> None:
-    fg = pairs(np.random.default_rng(0), np.float64)
-    inputs = inputs_of(fg, np.float64)
-    launcher = Launcher(EmulatedMachine())
-    first = launcher.solve(inputs, Options(tol=1e-9)).found
-    again = launcher.solve(inputs, Options(tol=1e-9), first.tau).found
-    assert (again.iterations <= 2).all() and (first.iterations > 4).any()
-    np.testing.assert_allclose(again.mu, first.mu, rtol=0, atol=1e-8)
+    check_start(pairs)
 
 
 def test_passes_run_out() -> None:

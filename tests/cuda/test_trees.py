@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answers import check, inputs_of, solve
+from answers import check, check_order, check_teams, inputs_of, solve
 from machine import EmulatedMachine
 
 import factormax as fm
@@ -84,25 +84,11 @@ def test_scores_of_any_size(scale: float) -> None:
 
 @pytest.mark.parametrize("team", [1, 32, 64])
 def test_any_team_gives_the_same_answer(team: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_team", lambda self, batch: team)
-    for seed in range(3):
-        fg = several(np.random.default_rng(seed), np.float64)
-        run = solve(fg, np.float64)
-        assert run.stages[0].program.choice.team == team
-        check(inputs_of(fg, np.float64), run, np.float64)
+    check_teams(several, team, monkeypatch)
 
 
 def test_the_order_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "_team", lambda self, batch: 64)
-    fg = several(np.random.default_rng(0), np.float32)
-    grad = np.random.default_rng(1).standard_normal(inputs_of(fg, np.float32).eta_u.shape)
-    answers = []
-    for order in ("forward", "reverse", "shuffled"):
-        run = solve(fg, np.float32, order)
-        answers.append([run.found.mu, run.found.tau, *run.vjp(grad.astype(np.float32), None)])
-    for other in answers[1:]:
-        for one, two in zip(answers[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+    check_order(several, monkeypatch)
 
 
 def test_cuts_are_met_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
