@@ -65,34 +65,19 @@ class ErrorSpread {
   }
 
   // Gives each variable the largest error among those it is coupled to by rows that hold tightly,
-  // in sweeps over the rows one of whose variables has changed. mark: (m,) is scratch.
-  void spread(Span<T> error, std::int8_t* mark) const {
-    for (int r = 0; r < p_.m; ++r) mark[r] = touches(r) ? kChanged : kLoose;
-    const auto next = [&](int r) -> int {
-      if (r < p_.m && mark[r] == kChanged) return r;
-      const void* found = std::memchr(mark + r, kChanged, p_.m - r);
-      if (found == nullptr) return p_.m;
-      return static_cast<int>(static_cast<const std::int8_t*>(found) - mark);
-    };
-    bool changed = true;
-    for (int sweep = 0; changed && sweep < 32; ++sweep) {
-      changed = false;
-      const bool marks = sweep > 0;  // the first changes most of them, and may be all it takes
-      for (int r = next(0); r < p_.m; r = next(r + 1)) {
-        T largest = 0;
-        for_free(r, [&](int j) { largest = std::max(largest, error[j]); });
-        for_free(r, [&](int j) {
-          if (!(error[j] < largest)) return;
-          changed = true;
-          error[j] = largest;
-          for (int k = p_.var_ptr[j]; marks && k < p_.var_ptr[j + 1]; ++k) {
-            std::int8_t& other = mark[p_.var_row[k]];
-            other = other == kLoose ? kLoose : kChanged;
-          }
-        });
-        if (marks) mark[r] = kSettled;
-      }
+  // in sweeps. mark: (m,) is scratch.
+  FACTORMAX_INLINE void spread(Span<T> error, std::int8_t* mark) const {
+    bool changed = false;
+    for (int r = 0; r < p_.m; ++r) {
+      mark[r] = touches(r) ? kChanged : kLoose;
+      if (mark[r] == kLoose) continue;
+      const T largest = largest_error(r, error);
+      for_free(r, [&](int j) {
+        changed |= error[j] < largest;
+        error[j] = std::max(error[j], largest);
+      });
     }
+    for (int sweep = 1; changed && sweep < 32; ++sweep) changed = spread_on(error, mark);
   }
 
   // How far a . mu may be off.
@@ -111,6 +96,36 @@ class ErrorSpread {
   }
 
  private:
+  T largest_error(int r, Span<T> error) const {
+    T largest = 0;
+    for_free(r, [&](int j) { largest = std::max(largest, error[j]); });
+    return largest;
+  }
+
+  // A sweep over the rows one of whose variables has changed. Returns whether any does again.
+  bool spread_on(Span<T> error, std::int8_t* mark) const {
+    const auto next = [&](int r) {
+      const void* found = std::memchr(mark + r, kChanged, p_.m - r);
+      return found == nullptr ? p_.m
+                              : static_cast<int>(static_cast<const std::int8_t*>(found) - mark);
+    };
+    bool changed = false;
+    for (int r = next(0); r < p_.m; r = next(r + 1)) {
+      const T largest = largest_error(r, error);
+      for_free(r, [&](int j) {
+        if (!(error[j] < largest)) return;
+        changed = true;
+        error[j] = largest;
+        for (int k = p_.var_ptr[j]; k < p_.var_ptr[j + 1]; ++k) {
+          std::int8_t& other = mark[p_.var_row[k]];
+          other = other == kLoose ? kLoose : kChanged;
+        }
+      });
+      mark[r] = kSettled;
+    }
+    return changed;
+  }
+
   template <class Visit>
   void for_free(int r, const Visit& visit) const {
     for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) {
