@@ -179,6 +179,25 @@ def test_sides_must_fit():
         )
 
 
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_gradients_of_shared_scores_in_a_batch_of_any_size(batch):
+    def total(scores, coupling):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        pair = fg.add(fm.Pair(u[:-1], u[1:], coupling))
+        fg.solve()
+        return u.value.sum() + pair.value.sum()
+
+    given = randn(batch, 4), randn(3)
+    compiled = torch.compile(total, backend="aot_eager", fullgraph=True)
+    for ours, eager in zip(
+        torch.autograd.grad(compiled(*given), given),
+        torch.autograd.grad(total(*given), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, eager)
+
+
 def test_a_gradient_finds_its_solution(monkeypatch):
     """It solves again only if torch has copied what belongs to the solution, and forgets it."""
     from graphs import op_args_of

@@ -183,7 +183,7 @@ def _vjp(
         weight = grad_objective[:, None]
         grad_u = grad_u + torch.where(mu.isnan(), 0, mu * weight)
         grad_v = grad_v + torch.where(mu_v.isnan(), 0, mu_v * weight)
-    return grad_u, grad_v.sum(0)[None] if len(eta_v) == 1 < len(grad_v) else grad_v
+    return grad_u, grad_v.sum(0)[None] if len(eta_v) == 1 != len(grad_v) else grad_v
 
 
 #: The solutions whose sides torch still has, by the address of these.
@@ -346,7 +346,7 @@ def _vmap_vjp(info: Any, in_dims: Any, *args: Any) -> Any:
     params = list(map(merged, args[11], in_dims[11]))
     found = torch.ops.factormax.solve_vjp(*numbers, args[10], params, *args[12:])
     grad_u, grad_v = (t.reshape(size, rows, t.shape[1]) for t in found)
-    if _rows_of(args[4], in_dims[4]) == 1 < rows:
+    if _rows_of(args[4], in_dims[4]) == 1 != rows:
         grad_v = grad_v.sum(1, keepdim=True)
     return (grad_u, grad_v), (0, 0)
 
