@@ -361,7 +361,8 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
   if (method == Method::compact && problem.lone_rows != nullptr) {
     return solve_lone_rows(problem, batch, options.tol, out, control);
   }
-  const Masked masked = Components::may_part(problem) ? how_masked(problem, batch) : Masked::no;
+  const bool may_part = batch > 0 && Components::may_part(problem);
+  const Masked masked = may_part ? how_masked(problem, batch) : Masked::no;
   if (masked == Masked::each_own) {
     return solve_each_masked(problem, batch, method, options, warm, out, found, control);
   }

@@ -32,7 +32,7 @@ struct Job {
   std::atomic<bool> failed{false};
   std::atomic<int> working{0};  // workers inside
 
-  // Only making a worker can throw, for want of memory.
+  // Throws only for want of memory, mostly where a worker is made.
   void run(bool is_caller) noexcept {
     try {
       const Worker work = (*make_worker)();
