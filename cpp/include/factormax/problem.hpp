@@ -39,7 +39,8 @@ enum class Status : std::int32_t {
 };
 
 // Where an unknown is at the solution: what the backward pass needs to know of it. A pair whose
-// score is 0 is tied where its row holds exactly: it says nothing, and is about to speak.
+// score is 0 is tied where its row holds exactly: the smallest score of either sign would act on
+// one of its literals.
 enum class Side : std::int8_t { lower = -1, interior = 0, upper = 1, absent = 2, tied = 3 };
 
 // An array with a leading batch dimension; stride 0 shares one row among all instances.
@@ -162,7 +163,9 @@ enum class ByRows : std::int32_t {
   never = 0,
   dense = 1,   // where that is faster
   always = 2,  // where it can be done
-  listed = 3,  // structures were asked for: no rows, and flows are taken apart into paths
+  // Structures were asked for: no rows, and flows are taken apart into paths, except with a budget,
+  // where there are no flows.
+  listed = 3,
 };
 
 struct Options {
