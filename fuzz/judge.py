@@ -252,6 +252,20 @@ def hidden_by_rounding(case: Case, multipliers: FloatArray) -> float:
     return float(EPS["float64"] * np.abs(multipliers).max(initial=0.0))
 
 
+def hidden_in_rows(case: Case) -> float:
+    """How far a variable can move while its row is off by no more than its terms are rounded.
+
+    That is far if its coefficient is small beside the others.
+    """
+    most = 0.0
+    for term in case.terms:
+        for name in {"costs", "coefs"} & term.params.keys():
+            sizes = np.abs(np.asarray(term.params[name], float)).reshape(-1, term.index.shape[-1])
+            least = np.where(sizes > 0, sizes, np.inf).min(axis=1)
+            most = max(most, float((sizes.sum(axis=1) / least).max(initial=0.0)))
+    return 4 * EPS[case.dtype] * most
+
+
 def nearness(case: Case, tol: float, sure: Optimum | None = None) -> float:
     """How far marginals may be off."""
     unsure = 0.0 if sure is None else float(np.sqrt(2 * sure.gap))
