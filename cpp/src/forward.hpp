@@ -12,6 +12,7 @@
 #include "factormax/structured/lone_tree.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
+#include "strips.hpp"
 #include "thread_memory.hpp"
 
 namespace factormax {
@@ -38,6 +39,7 @@ struct ForwardState {
   StructuredFactors<T> structured;
   AdmmSolver<T> admm;
   ProximalSolver<T> proximal;
+  Strips<T> strips;
   Span<T> error;
   Span<T> rows;  // scratch of AD3
   RowFormState<T> by_rows;
@@ -125,11 +127,18 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm, b
   Instance<T>& instance = state.instance;
   Result result;
   switch (method) {
-    case Method::compact:
+    case Method::compact: {
+      int passes = 0;
+      if (warm == nullptr && !p.structured.count) {
+        warm = state.strips.start(instance, p.num_dual(), options, control, may_poll, passes);
+      }
+      options.max_iter -= passes;
       result = state.proximal.solve_quadratic(instance, warm, options, control, may_poll, has_rows);
+      result.iterations += passes;
       state.point = &state.proximal.point();
       state.certificate = state.proximal.certificate();
       break;
+    }
     case Method::proximal:
       result = state.proximal.solve(instance, warm, options, control, may_poll);
       state.point = &state.proximal.point();

@@ -151,13 +151,15 @@ struct Instance {
     add_pairs(p, i);
     links = m;
     add_links(p.structured, p.num_rows + p.num_pairs);
-    if (!(shared && prepared_) || any_at_zero || left_out_) {
-      longest_row = 1;
-      for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
-      transpose();
-    }
+    if (!(shared && prepared_) || any_at_zero || left_out_) transpose();
     prepared_ = shared;
     left_out_ = any_at_zero;
+  }
+
+  // What follows from the rows, where those have been written by somebody else.
+  void lay_out_rows() {
+    find_tiles();
+    transpose();
   }
 
  private:
@@ -209,6 +211,8 @@ struct Instance {
   }
 
   void transpose() {
+    longest_row = 1;
+    for (int r = 0; r < m; ++r) longest_row = std::max(longest_row, length(r));
     fill(var_ptr.first(n + 1), 0);
     for (int k = 0; k < ptr[m]; ++k) ++var_ptr[col[k] + 1];
     highest_degree = 0;
