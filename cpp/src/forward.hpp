@@ -352,15 +352,18 @@ class ForwardWorker {
  public:
   ForwardWorker(const Problem<T>& problem, Method method, Control& control)
       : problem_(problem), method_(method), control_(control) {
-    reserve();
+    if (!in_double()) reserve();
   }
 
   void operator()(std::int64_t i, const Options& options, const T* warm, const Outputs<T>& out,
                   InstanceStructures* found, bool is_caller) {
-    solve(i, options, warm, out, found, is_caller);
+    const bool at_once = in_double();
+    if (!at_once) solve(i, options, warm, out, found, is_caller);
     if constexpr (!Precision<T>::finest) {
-      const bool stalled = out.status[i] == static_cast<std::int32_t>(Status::stalled);
-      if (control_.stop.load() || !stalled) return;
+      const auto is_stalled = [&] {
+        return out.status[i] == static_cast<std::int32_t>(Status::stalled);
+      };
+      if (control_.stop.load() || !(at_once || is_stalled())) return;
       try {
         if (double_ == nullptr) {
           double_ = std::make_unique<DoubleWorker<T>>(problem_, method_, control_);
@@ -369,7 +372,7 @@ class ForwardWorker {
         return control_.fail_for_memory();
       }
       if (found != nullptr) *found = {};
-      const bool close = out.primal_residual[i] <= kClose;  // a good start
+      const bool close = !at_once && out.primal_residual[i] <= kClose;  // a good start
       (*double_)(i, options, close ? out.tau.at(i) : warm, out, found, is_caller);
     }
   }
@@ -391,6 +394,12 @@ class ForwardWorker {
     }
   }
 
+  // In float large graphs hardly take less time, and twice as much where that stalls.
+  bool in_double() const {
+    return !Precision<T>::finest && method_ == Method::compact && problem_.structured.count == 0 &&
+           problem_.num_dual() >= kLarge;
+  }
+
   void reserve() {
     leased_.reset();
     leased_ = std::make_unique<Leased<ForwardState<T>>>([&](ForwardState<T>& state, Workspace& ws) {
@@ -400,6 +409,7 @@ class ForwardWorker {
   }
 
   static constexpr double kClose = 5e-3;
+  static constexpr int kLarge = 16384;  // rows and pairs
 
   const Problem<T>& problem_;
   Method method_;
