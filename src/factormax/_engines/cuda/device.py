@@ -102,8 +102,8 @@ class TorchMachine:
         return array.cpu().numpy()
 
     def put(self, array: Tensor, index: Any, values: npt.NDArray[Any]) -> None:
-        """Writes rows of a tensor."""
-        array[torch.as_tensor(index, device=self.device)] = torch.from_numpy(
+        """Writes rows of a tensor, which counts as new: its version stays as it is."""
+        array.data[torch.as_tensor(index, device=self.device)] = torch.from_numpy(
             np.ascontiguousarray(values)
         ).to(self.device, array.dtype)
 
