@@ -294,13 +294,15 @@ class StructuredLayer(nn.Module):
         """Raises unless the scores have the right shape."""
         if not isinstance(scores, Tensor):
             raise GraphError(f"{self._name} takes a torch tensor, got {type(scores).__name__}.")
-        shape, wanted = tuple(scores.shape), f"(*batch, {', '.join(self.axes)})"
-        if scores.ndim < len(self.axes):
-            raise ShapeError(f"{self._name}: scores must have shape {wanted}, got {shape}.")
+        shape, axes = tuple(scores.shape), self.axes
+        if len(shape) < len(axes):
+            raise ShapeError(f"{self._name}: scores must have shape {self._wanted}, got {shape}.")
         sizes: dict[str, int] = {}
-        for axis, size in zip(self.axes, shape[scores.ndim - len(self.axes) :], strict=True):
+        for axis, size in zip(axes, shape[len(shape) - len(axes) :], strict=True):
             if sizes.setdefault(axis, size) != size:
-                raise ShapeError(f"{self._name}: scores must be square, {wanted}, got {shape}.")
+                raise ShapeError(
+                    f"{self._name}: scores must be square, {self._wanted}, got {shape}."
+                )
 
     def _build(
         self,
@@ -353,6 +355,10 @@ class StructuredLayer(nn.Module):
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    @property
+    def _wanted(self) -> str:
+        return f"(*batch, {', '.join(self.axes)})"
 
     def _repr_parts(self) -> list[str]:
         """The layer's own settings, for `extra_repr`."""

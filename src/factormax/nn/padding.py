@@ -52,6 +52,28 @@ def presence(
         ShapeError: if they do not fit the scores.
         GraphError: if a mask is not boolean, or a length is not a whole number in range.
     """
+    found: list[Tensor] = []
+    if mask is not None or lengths is not None:
+        found = _given(name, scores, axes, mask, lengths)
+    if is_out_of_sight(scores) or _least(scores) == -math.inf:
+        found.append(~torch.isneginf(scores))
+    if not found:
+        return None
+    present = found[0]
+    for other in found[1:]:
+        present = present & other
+    return present.expand(scores.shape)
+
+
+def _least(scores: Tensor) -> float:
+    """The smallest score: finding it is quicker than testing each for −inf."""
+    return scores.detach().amin().item() if scores.numel() else 0.0
+
+
+def _given(
+    name: str, scores: Tensor, axes: tuple[str, ...], mask: Mask, lengths: Lengths
+) -> list[Tensor]:
+    """What masks and lengths say is present, each broadcastable to the scores."""
     batch = tuple(scores.shape[: scores.ndim - len(axes)])
     sides = dict(zip(axes, scores.shape[len(batch) :], strict=True))
     found = [
@@ -71,16 +93,7 @@ def presence(
         if given is not None
         for spread in _along(side, axes, _checked_mask(name, given, (*batch, size)))
     ]
-    found = [part.to(scores.device) for part in found]
-    # Finding the minimum is quicker than testing each score for -inf.
-    if is_out_of_sight(scores) or (scores.numel() > 0 and scores.detach().amin() == -torch.inf):
-        found.append(~torch.isneginf(scores))
-    if not found:
-        return None
-    present = found[0]
-    for other in found[1:]:
-        present = present & other
-    return present.expand(scores.shape)
+    return [part.to(scores.device) for part in found]
 
 
 def is_out_of_sight(tensor: Tensor) -> bool:
