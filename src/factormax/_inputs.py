@@ -76,6 +76,11 @@ class Inputs:
         return self._core
 
     @property
+    def scores(self) -> Any:
+        """The scores of the variables, one after another, whatever the shape of the array."""
+        return self.eta_u
+
+    @property
     def batch(self) -> int:
         """B."""
         return len(self.eta_u) if self.held is None else len(self.held)

@@ -169,9 +169,10 @@ class Layout:
     # ---- and back --------------------------------------------------------------------------------
 
     def by_tensor(self, columns: Any) -> list[Any]:
-        """From `(B, n)` to `(*batch, *shape)` of each tensor."""
+        """From `(B, n)` to `(*batch, *shape)` of each tensor; the only one may have it already."""
         if len(self.tensors) == 1:
-            return [columns.reshape(self.full_shapes[0])]
+            shape = self.full_shapes[0]
+            return [columns if columns.shape == shape else columns.reshape(shape)]
         return [
             columns[:, t.start : t.start + t.size].reshape(shape)
             for t, shape in zip(self.tensors, self.full_shapes, strict=True)

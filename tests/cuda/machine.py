@@ -14,15 +14,14 @@ class EmulatedFlag:
     def __init__(self) -> None:
         self._value = np.zeros(1, np.int32)
         self.address = int(self._value.ctypes.data)
-        self.is_set = False
 
     def __enter__(self) -> EmulatedFlag:
         return self
 
     def wait(self) -> bool:
-        self.is_set = bool(self._value[0])
+        found = bool(self._value[0])
         self._value[0] = 0
-        return self.is_set
+        return found
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -48,6 +47,9 @@ class EmulatedMachine:
         found = np.empty(shape, dtype)
         found.view(np.uint8)[...] = 0xFF
         return found
+
+    def like(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self.empty(array.shape, array.dtype)
 
     def upload(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array.copy()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +18,7 @@ import factormax as fm
 torch = pytest.importorskip("torch")
 
 from machine import EmulatedFlag  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from factormax import _engines  # noqa: E402
 from factormax._engines.cuda import driver  # noqa: E402
@@ -52,9 +55,9 @@ class EmulatedEngine(CudaEngine):
         super().__init__(lambda device: EmulatedTorchMachine(), lambda number: "")
         self.solves = 0
 
-    def solve_there(self, *args: Any) -> Any:
+    def begin(self, *args: Any) -> Any:
         self.solves += 1
-        return super().solve_there(*args)
+        return super().begin(*args)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -363,6 +366,120 @@ def test_what_the_kernels_do_not_finish_is_finished_on_the_host(
     wanted.value.pow(2).sum().backward()
     torch.testing.assert_close(u.value.cpu(), wanted.value, rtol=0, atol=1e-7)
     torch.testing.assert_close(scores.grad.cpu(), there.grad, rtol=0, atol=1e-6)
+
+
+def given_in_rows(scores: Any) -> Any:
+    return scores
+
+
+def given_in_columns(scores: Any) -> Any:
+    return scores.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("passes", [1000, 4])
+@pytest.mark.parametrize("given", [given_in_rows, given_in_columns])
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_every_layout_of_scores(
+    device: str,
+    passes: int,
+    given: Callable[[Any], Any],
+    tensors: int,
+    temperature: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two batch dimensions, factor values that are sums; answered by kernels or by the host."""
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(2, 3, 3, 5, generator=generator, dtype=torch.float64)
+    weight = torch.randn(2, 3, 3, 5, generator=generator, dtype=torch.float64)
+    limit = dict.fromkeys((np.dtype(np.float32), np.dtype(np.float64)), passes)
+    monkeypatch.setattr("factormax._engines.cuda.launcher._PASSES", limit)
+    found = []
+    for where in ("host", device):
+        with on_the_host() if where == "host" else nullcontext():
+            own, pair = on("cpu" if where == "host" else device, scores, torch.tensor([0.3]))
+            fg = fm.FactorGraph(batch_dims=2)
+            u = fg.variable_from(given(own))
+            others = [fg.variable_from(own[..., 0].cos()) for _ in range(tensors - 1)]
+            fg.add(fm.Xor(u, axis=1))
+            fg.add(fm.AtMostOne(u, axis=0))
+            for v in others:
+                fg.add(fm.Budget([u[0], v], 1))
+            f = fg.add(fm.Pair(u[0], u[1], pair.double()))
+            solution = fg.solve(tol=1e-9, temperature=temperature)
+        if where != "host":
+            assert ("finished on the CPU" in solution.engine) == (passes == 4)
+        values = [v.value for v in (u, *others)]
+        loss = (u.value * weight.to(own.device)).sum() + f.value.pow(2).sum()
+        loss = loss + sum(v.pow(2).sum() for v in values[1:])
+        first = torch.autograd.grad(loss, [own, pair], retain_graph=True)
+        objective = torch.autograd.grad(solution.objective.sum(), [own, pair], retain_graph=True)
+        second = torch.autograd.grad(loss, own, create_graph=True)[0].pow(2).sum()
+        third = torch.autograd.grad(second, own)
+        shown = [*values, f.value, solution.objective, *first, *objective, *third]
+        found.append([t.detach().cpu() for t in shown])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_an_answer_is_freed_without_the_garbage_collector(device: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        scores, pair = on(device, *numbers())
+        fg, u, f, solution = graph_of(scores, pair)
+        (u.value.sum() + f.value.sum()).backward()
+        kept = weakref.ref(solution.raw)
+        del fg, u, f, solution
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+class Operations(TorchDispatchMode):
+    """The names of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("on_failure", ["warn", "ignore"])
+def test_the_operations_of_a_step(device: str, on_failure: str) -> None:
+    """Each takes the host some microseconds, and a copy from the device would wait for it."""
+    scores, _ = on(device, *numbers(dtype=torch.float32))
+    weight = torch.ones_like(scores)
+
+    def step() -> tuple[list[str], list[str]]:
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u, axis=1))
+        fg.add(fm.AtMostOne(u, axis=0))
+        with Operations() as forward:
+            fg.solve(tol=1e-5, on_failure=on_failure)
+        with Operations() as backward:
+            torch.autograd.grad(u.value, scores, weight)
+        return forward.names, backward.names
+
+    step()
+    forward, backward = step()
+    # Values and what goes with them; gradients and how good they are.
+    assert forward == ["detach", "empty_like", "empty", "detach"]
+    assert backward == ["empty_like", "empty"]
+
+
+def test_a_layer_looks_at_its_scores_once(device: str) -> None:
+    scores, _ = on(device, *numbers(dtype=torch.float32))
+    layer = fm.nn.Matching(tol=1e-5)
+    layer(scores)
+    with Operations() as counted:
+        layer(scores)
+    assert counted.names[:3] == ["detach", "amin", "_local_scalar_dense"]
+    assert counted.names[3:] == ["detach", "empty_like", "empty", "detach"]
 
 
 def test_nobody_waits_if_failures_are_ignored(device: str) -> None:

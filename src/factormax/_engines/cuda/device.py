@@ -31,6 +31,11 @@ _SIGNED = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 class TorchMachine:
     """See `factormax._engines.cuda.program.Machine`."""
 
+    # Every launch calls these several times, so there is no Python around them.
+    pointer = staticmethod(Tensor.data_ptr)
+    plain = staticmethod(Tensor.contiguous)
+    like = staticmethod(torch.empty_like)
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.device = torch.device("cuda", number)
@@ -54,7 +59,8 @@ class TorchMachine:
         """A tensor on the device."""
         if 0 in shape:  # in every solve of a graph whose factors have no scores
             return _nothing(shape, _TYPES[dtype], self.device)
-        return torch.empty(shape, dtype=_TYPES[dtype], device=self.device)
+        # Sizes are parsed faster than a tuple of them.
+        return torch.empty(*shape, dtype=_TYPES[dtype], device=self.device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         """A copy on the device.
@@ -71,14 +77,6 @@ class TorchMachine:
             )
         signed = _SIGNED.get(array.dtype, array.dtype)  # torch hardly supports unsigned ones
         return torch.tensor(array.view(signed), device=self.device)
-
-    def pointer(self, array: Tensor) -> int:
-        """The address where it begins."""
-        return array.data_ptr()
-
-    def plain(self, array: Tensor) -> Tensor:
-        """The same tensor, contiguous."""
-        return array.contiguous()
 
     def dtype(self, array: Tensor) -> np.dtype[Any]:
         """Its NumPy dtype."""
@@ -138,17 +136,17 @@ class _Flag:
         self._value = self._tensor.numpy()
         self.address = self._tensor.data_ptr()
 
-    def __enter__(self) -> _Flag:
-        self._value[0] = 0
-        self.is_set = False
-        return self
-
     def wait(self) -> bool:
         """Waits for the current stream; returns whether the flag is set, and clears it."""
         driver.synchronize(self._machine.stream, self._machine.number)
-        self.is_set = bool(self._value[0])
+        if not self._value[0]:
+            return False
         self._value[0] = 0
-        return self.is_set
+        return True
 
-    def __exit__(self, *_: object) -> None:
-        self._machine._flags.append(self)
+    def __enter__(self) -> _Flag:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:  # otherwise a kernel may still set it
+            self._machine._flags.append(self)

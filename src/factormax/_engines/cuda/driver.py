@@ -259,6 +259,7 @@ class _Device:
         cuda.call("cuDeviceGet", byref(self.handle), number)
         self.context = c_void_p()
         cuda.call("cuDevicePrimaryCtxRetain", byref(self.context), self.handle)
+        self._address = self.context.value
         name = ctypes.create_string_buffer(256)
         cuda.call("cuDeviceGetName", name, len(name), self.handle)
         self.attributes = Attributes(
@@ -278,10 +279,10 @@ class _Device:
         """Calls a function of the driver in the context of this device; returns its result."""
         current = c_void_p()
         self._where(byref(current))
-        if current.value == self.context.value:
-            return int(function(*given))
+        if current.value == self._address:
+            return function(*given)  # type: ignore[no-any-return]
         with self.current():  # autograd's threads have no context, others may have another device
-            return int(function(*given))
+            return function(*given)  # type: ignore[no-any-return]
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from factormax import _core
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._raw import RawSolution
-from factormax.arrays import FloatArray, IndexArray
+from factormax.arrays import FloatArray
 
 if TYPE_CHECKING:
     from factormax._engines.cuda.launcher import Launcher
@@ -91,25 +91,28 @@ class CudaEngine:
             found = self._launchers.setdefault(device, made)
         return found
 
-    def solve_there(
-        self, inputs: Inputs, options: Options, warm: Any = None, bad: Any = lambda: None
-    ) -> DeviceSolution:
-        """The answers of inputs whose arrays are on the device; they stay there.
+    def begin(self, inputs: Inputs, options: Options, warm: Any = None) -> DeviceSolution:
+        """Queues the solve of inputs whose arrays are on the device.
 
-        Unless failures are ignored, this waits for the kernels, to see whether they solved
-        everything. `bad` is called if a score is NaN or +inf.
+        The answers stay there. They are final once `settle` was called, which waits for the kernels
+        unless failures are ignored, to see whether they solved everything.
         """
         from factormax._engines.cuda.solution import DeviceSolution
 
         launcher = self.launcher(inputs.device)
         machine = launcher.machine
-        if options.on_failure == "ignore" or machine.capturing:
-            return DeviceSolution(launcher.solve(inputs, options, warm), inputs, options, machine)
-        with machine.flag() as flag:
-            run = launcher.solve(inputs, options, warm, flag)
-            unsolved = flag.is_set
-        found = DeviceSolution(run, inputs, options, machine)
-        found.settle(unsolved, lambda index: _on_host(inputs, machine, index), bad)
+        flag = None
+        if options.on_failure != "ignore" and not machine.capturing:
+            flag = machine.flag()
+        run = launcher.solve(inputs, options, warm, flag)
+        return DeviceSolution(run, options, machine, flag)
+
+    def solve_there(
+        self, inputs: Inputs, options: Options, warm: Any = None, bad: Any = lambda: None
+    ) -> DeviceSolution:
+        """The same, settled. `bad` is called if a score is NaN or +inf."""
+        found = self.begin(inputs, options, warm)
+        found.settle(bad)
         return found
 
     def solve(self, inputs: Inputs, options: Options, warm: FloatArray | None) -> RawSolution:
@@ -161,18 +164,6 @@ def _torch_machine(device: str) -> Machine:
     from factormax._engines.cuda.device import TorchMachine
 
     return TorchMachine(_number(device))
-
-
-def _on_host(inputs: Inputs, machine: Machine, index: IndexArray) -> Inputs:
-    """Some of the instances, on the host."""
-    mask = None if inputs.mask is None else machine.download(inputs.mask).astype(bool)
-    there = inputs.replace(
-        eta_u=machine.download(inputs.eta_u),
-        eta_v=machine.download(inputs.eta_v),
-        mask=mask,
-        device="cpu",
-    )
-    return there.instances(index)
 
 
 def _no_structures(batch: int, factors: int) -> _core.Structures:

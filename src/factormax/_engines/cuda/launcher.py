@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from factormax import _core
 from factormax._core import Model
 from factormax._engines.cuda.plan import Plan
-from factormax._engines.cuda.program import Answer, Machine, Numbers, Program
+from factormax._engines.cuda.program import Kernel, Machine, Numbers, Program
 from factormax._inputs import Inputs
+from factormax._model import Remembered
 from factormax._options import Options
 
 __all__ = ["DeviceRun", "Launcher", "plan_of"]
@@ -44,71 +44,92 @@ class _Stage:
         if program.plan.hubs:
             given["hub_param"] = numbers.hub_param
         self._kept = {name: machine.upload(array) for name, array in given.items()}
-        self.numbers = {name: machine.pointer(array) for name, array in self._kept.items()}
-        self.numbers["coef_stride"] = 0 if len(coef) == 1 else coef.shape[1]
-        self.numbers["rhs_stride"] = 0 if len(rhs) == 1 else rhs.shape[1]
+        own = {name: machine.pointer(array) for name, array in self._kept.items()}
+        own["coef_stride"] = 0 if len(coef) == 1 else coef.shape[1]
+        own["rhs_stride"] = 0 if len(rhs) == 1 else rhs.shape[1]
         if program.plan.hubs:
             param = numbers.hub_param
-            self.numbers["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
+            own["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
+        self.forward, self.backward = program.forward.having(own), program.backward.having(own)
 
     @property
     def rows(self) -> tuple[Any, Any]:
         """The coefficients and bounds, `(1 | B, entries)` and `(1 | B, rows)`, on the device."""
         return self._kept["coef"], self._kept["rhs"]
 
-    def numbers_at(self, index: Any) -> tuple[dict[str, Any], list[Any]]:
-        """The same for these instances, and what must be kept alive until the launch."""
+    def backward_at(self, index: Any) -> tuple[Kernel, list[Any]]:
+        """`backward` for these instances, and what must be kept alive until the launch."""
         own = {name: a[index] for name, a in self._kept.items() if a.ndim > 1 and len(a) > 1}
         at = self.program.machine.pointer
-        return self.numbers | {name: at(array) for name, array in own.items()}, list(own.values())
+        given = {name: at(array) for name, array in own.items()}
+        return self.backward.having(given), list(own.values())
 
 
 class DeviceRun:
     """A solve that was queued, and what its gradient needs.
 
     Attributes:
+        inputs: what is solved.
+        scores: B × n numbers, contiguous.
         found: the answers.
         stages: one per precision, the least precise first.
     """
 
-    def __init__(
-        self, stages: _Stages, given: tuple[Any, Any, Any], tol: float, max_iter: int
-    ) -> None:
-        self.stages = stages
-        self._given, self._tol, self._max_iter = given, tol, max_iter
+    def __init__(self, stages: _Stages, inputs: Inputs, tol: float, max_iter: int) -> None:
+        plain = stages.machine.plain
+        self.stages, self.inputs = stages, inputs
+        self.scores, self._eta_v = plain(inputs.scores), plain(inputs.eta_v)
+        self._mask = None if inputs.mask is None else plain(inputs.mask)
+        self._tol, self._max_iter = tol, max_iter
         self.found: Any = None
 
     def solve(self, number: int, warm: Any, unsolved: int) -> None:
         """Queues a stage; each one after the first solves what the previous one could not."""
         stage = self.stages[number]
         self.found = stage.program.solve(
-            stage.numbers,
-            *self._given,
+            stage.forward,
+            self.scores,
+            self._eta_v,
+            self._mask,
             warm,
+            self.inputs.batch,
             self._tol,
             min(self._max_iter, _PASSES[stage.program.choice.precision]),
             unsolved,
             self.found,
         )
 
+    def go_on(self, unsolved: Any) -> bool:
+        """Queues the stages after the first, and waits for each; returns whether any is unsolved.
+
+        unsolved: the flag of the machine that the first one has set.
+        """
+        for number in range(1, len(self.stages)):
+            self.solve(number, None, unsolved.address)
+            if not unsolved.wait():
+                return False
+        return True
+
     def vjp(self, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
-        """The gradients of `eta_u` and of `eta_v`, `(B, scores)`, and their relative residuals."""
-        return self._vjp(*self._given[:2], self.found, grad_mu, grad_mu_v)
+        """The gradients of `eta_u`, in the shape of `grad_mu`, and of `eta_v`, `(B, scores)`.
+
+        The third is their relative residuals.
+        """
+        given = self.scores, self._eta_v, self.found, grad_mu, grad_mu_v
+        out: Any = None
+        for stage in self.stages.all:
+            out = stage.program.vjp(stage.backward, *given, out)
+        return out  # type: ignore[no-any-return]
 
     def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
         """The same for these instances, `(N,)` on the device, each as often as it is named."""
-        eta_u, eta_v, _ = self._given
+        eta_u, eta_v = self.inputs.eta_u[index], self._eta_v
         own_v = eta_v if len(eta_v) == 1 else eta_v[index]
-        return self._vjp(eta_u[index], own_v, self.found.taken(index), grad_mu, grad_mu_v, index)
-
-    def _vjp(
-        self, eta_u: Any, eta_v: Any, found: Any, grad_mu: Any, grad_mu_v: Any, index: Any = None
-    ) -> tuple[Any, Any, Any]:
+        given = eta_u, own_v, self.found.taken(index), grad_mu, grad_mu_v
         out: Any = None
-        for number in range(len(self.stages)):
-            stage = self.stages[number]
-            numbers, _kept = (stage.numbers, None) if index is None else stage.numbers_at(index)
-            out = stage.program.vjp(numbers, eta_u, eta_v, found, grad_mu, grad_mu_v, out)
+        for stage in self.stages.all:
+            kernel, _kept = stage.backward_at(index)
+            out = stage.program.vjp(kernel, *given, out)
         return out  # type: ignore[no-any-return]
 
 
@@ -118,7 +139,8 @@ class _Stages:
     def __init__(
         self, launcher: Launcher, model: Model, params: list[Any], dtype: Any, batch: int
     ) -> None:
-        self._precisions = plan_of(model).precisions(dtype)
+        self.plan, self.machine = plan_of(model), launcher.machine
+        self._precisions = self.plan.precisions(dtype)
         self._made: dict[int, _Stage] = {}
         self._key = launcher, model, list(params), dtype, batch
 
@@ -132,10 +154,15 @@ class _Stages:
             precision = self._precisions[number]
             coef, rhs, own = _rows(model, params)
             given = (coef, rhs, own, precision, bool(params), launcher.general)
-            numbers = Numbers(plan_of(model), *given)
+            numbers = Numbers(self.plan, *given)
             program = launcher.program(model, numbers, dtype, precision, batch)
             found = self._made.setdefault(number, _Stage(program, numbers))
         return found
+
+    @cached_property
+    def all(self) -> list[_Stage]:
+        """All of them."""
+        return [self[number] for number in range(len(self))]
 
 
 class Launcher:
@@ -149,8 +176,8 @@ class Launcher:
 
     def __init__(self, machine: Machine, general: bool = False) -> None:
         self.machine, self.general = machine, general
-        self._programs: OrderedDict[Any, Program] = OrderedDict()
-        self._stages: OrderedDict[Any, _Stages] = OrderedDict()
+        self._programs: Remembered[Program] = Remembered(_KEPT)
+        self._stages: Remembered[_Stages] = Remembered(_KEPT)
 
     def solve(
         self, inputs: Inputs, options: Options, warm: Any = None, unsolved: Any = None
@@ -158,43 +185,36 @@ class Launcher:
         """Queues a solve of inputs whose arrays are on the device.
 
         Args:
-            inputs: what to solve; `eta_u`, `eta_v` and `mask` are on the device.
+            inputs: what to solve; `scores`, `eta_v` and `mask` are on the device.
             options: how to solve it.
             warm: `(B, rows of the model + pairs)`, multipliers to start from.
-            unsolved: a flag of the machine, to wait for each stage before the next; None queues all
-                of them.
+            unsolved: a flag of the machine, which the first stage sets if the next one is needed;
+                see `DeviceRun.go_on`. None queues all stages.
         """
-        machine, plan = self.machine, plan_of(inputs.model)
-        given = (
-            machine.plain(inputs.eta_u),
-            machine.plain(inputs.eta_v),
-            None if inputs.mask is None else machine.plain(inputs.mask),
-        )
-        stages = self.stages(
-            inputs.model, inputs.params, machine.dtype(given[0]), given[0].shape[0]
-        )
+        dtype = self.machine.dtype(inputs.scores)
+        stages = self.stages(inputs.model, inputs.params, dtype, inputs.batch)
+        plan = stages.plan
         # A set of words is violated if it lacks more than rounding.
         tol, passes = options.tol, options.max_iter
-        if plan.trees:
+        if plan.trees.most_words:
             tol = min(tol, _TREE_TOL)
             if unsolved is not None:  # otherwise all stages are queued
                 passes = min(passes, _TREE_PASSES)
-        run = DeviceRun(stages, given, tol, passes)
+        run = DeviceRun(stages, inputs, tol, passes)
         start = None if warm is None else self._all_rows(plan, warm)
-        for number in range(len(run.stages)):
-            run.solve(number, start, 0 if unsolved is None else unsolved.address)
-            if unsolved is not None and not unsolved.wait():
-                break
+        if unsolved is not None:
+            run.solve(0, start, unsolved.address)
+            return run
+        for number in range(len(stages)):
+            run.solve(number, start, 0)
         return run
 
     def solved(self, inputs: Inputs, sides: Any) -> DeviceRun:
         """A solve with known sides, `(B, n + rows + 1)`, of a graph without structures."""
-        machine, plan = self.machine, plan_of(inputs.model)
-        eta_u, eta_v = machine.plain(inputs.eta_u), machine.plain(inputs.eta_v)
-        dtype, batch = machine.dtype(eta_u), len(eta_u)
-        stages = self.stages(inputs.model, inputs.params, dtype, batch)
-        run = DeviceRun(stages, (eta_u, eta_v, None), 0.0, 0)
-        run.found = Answer(plan, machine, batch, dtype)
+        dtype = self.machine.dtype(inputs.scores)
+        stages = self.stages(inputs.model, inputs.params, dtype, inputs.batch)
+        plan, run = stages.plan, DeviceRun(stages, inputs, 0.0, 0)
+        run.found = stages[0].program.answer(inputs.batch, run.scores)
         run.found.var_side[...] = sides[:, : plan.n]
         run.found.row_side[...] = sides[:, plan.n : plan.n + plan.rows]
         return run
@@ -208,10 +228,12 @@ class Launcher:
 
     def stages(self, model: Model, params: list[Any], dtype: Any, batch: int) -> _Stages:
         """The precisions of a model with these parameters, for batches of about this size."""
-        given = tuple([p if isinstance(p, float) else _bytes(p) for p in params])
-        key = (model, given, dtype, Plan.batch_size(batch))
-        found = self._stages.get(key) or _Stages(self, model, params, dtype, batch)
-        return _keep(self._stages, key, found)  # type: ignore[no-any-return]
+        key = (model, tuple(map(_content, params)), dtype, Plan.batch_size(batch))
+        found = self._stages.get(key)
+        if found is None:
+            found = _Stages(self, model, params, dtype, batch)
+            self._stages.keep(key, found)
+        return found
 
     def program(
         self, model: Model, numbers: Numbers, dtype: Any, precision: Any, batch: int
@@ -226,20 +248,12 @@ class Launcher:
                 *(dtype, precision, batch, numbers.coefs, uneven, shared), general=self.general
             )
             program = Program(plan, choice, numbers, self.machine)
-        return _keep(self._programs, key, program)  # type: ignore[no-any-return]
+            self._programs.keep(key, program)
+        return program
 
 
-def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> Any:
-    """Puts it at the end of the cache; drops the oldest."""
-    cache[key] = value
-    cache.move_to_end(key)
-    if len(cache) > _KEPT:
-        cache.popitem(last=False)
-    return value
-
-
-def _bytes(array: Any) -> tuple[Any, ...]:
-    return array.shape, array.tobytes()
+def _content(param: Any) -> Any:
+    return param if isinstance(param, float) else (param.shape, param.tobytes())
 
 
 def _rows(model: Model, params: list[Any]) -> tuple[Any, Any, Any]:

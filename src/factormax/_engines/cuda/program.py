@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache, lru_cache
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from factormax._core import BlockKind
+from factormax._engines.cuda.answer import Answer, places_of
 from factormax._engines.cuda.lists import Lists
 from factormax._engines.cuda.memory import Layout
 from factormax._engines.cuda.plan import Choice, Plan, args_type
 
-__all__ = ["Answer", "Machine", "Numbers", "Program"]
+__all__ = ["Kernel", "Machine", "Numbers", "Program"]
 
 _ABSENT, _EQUALITY = 0, 2
-_BYTE, _SHORT, _INT = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32)
-_DOUBLE = np.dtype(np.float64)
+_BYTE, _DOUBLE = np.dtype(np.int8), np.dtype(np.float64)
 
 #: The relative residual up to which a gradient in float is kept.
 _GOOD_ENOUGH = 1e-4
@@ -42,6 +41,9 @@ class Machine(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An array on the device, with a NumPy dtype."""
+
+    def like(self, array: Any) -> Any:
+        """Another array of the same shape and dtype as this contiguous one."""
 
     def upload(self, array: npt.NDArray[Any]) -> Any:
         """A copy on the device."""
@@ -77,7 +79,7 @@ class Machine(Protocol):
     def flag(self) -> AbstractContextManager[Any]:
         """A number that kernels may set, with its `address`; `wait()` returns whether they did.
 
-        `is_set` is what it last returned.
+        It is in use until it is left as a context.
         """
 
 
@@ -154,78 +156,33 @@ def _scales(plan: Plan, coef: Any, rhs: Any, kind: Any, dtype: npt.DTypeLike) ->
     return np.where(says, 1 / np.sqrt(np.where(says, squares, 1)), 0).astype(dtype)
 
 
-class Answer:
-    """What the kernels found, on the device. All but `mu` and `mu_v` share one array.
+class Kernel(NamedTuple):
+    """A kernel of a program, and what is the same in all its launches."""
 
-    Attributes:
-        mu: `(B, n)`, `mu_v`: `(B, scores)`; `objective`: `(B,)`.
-    """
+    function: Any
+    args: Any
+    shared: int  # bytes, of a block
 
-    __slots__ = ("_machine", "_made", "_places", "_rest", "at", "mu", "mu_v")
-
-    def __init__(
-        self, plan: Plan, machine: Machine, batch: int, dtype: Any, saved: int = 0
-    ) -> None:
-        self._machine, self._made = machine, (plan, machine, dtype, saved)
-        self.mu = machine.empty((batch, plan.n), dtype)
-        self.mu_v = machine.empty((batch, plan.scores), dtype)
-        self._places, size = _layout(plan, batch, dtype, saved)
-        self._rest = machine.empty((size,), _BYTE)
-        base = machine.pointer(self._rest)
-        #: The address of each of these.
-        self.at = {name: base + place for name, (place, _, _) in self._places.items()}
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OTHERS:
-            raise AttributeError(name)
-        start, shape, dtype = self._places[name]
-        stop = start + math.prod(shape) * dtype.itemsize
-        return self._machine.view(self._rest[start:stop], dtype, shape)
-
-    def taken(self, index: Any) -> Answer:
-        """What the gradients of these instances need, in this order; `index` is on the device."""
-        plan, machine, dtype, saved = self._made
-        found = Answer(plan, machine, len(index), dtype, saved)
-        for name in _KEPT:
-            getattr(found, name)[...] = getattr(self, name)[index]
-        return found
-
-
-@lru_cache(maxsize=64)
-def _layout(plan: Plan, batch: int, dtype: Any, saved: int) -> tuple[dict[str, Any], int]:
-    """Where the arrays of an answer begin, in bytes, their shapes and dtypes; and their size."""
-    places: dict[str, tuple[int, Any, Any]] = {}
-    start = 0
-    for name, shape, kind in (
-        ("residual", (batch,), _DOUBLE),
-        ("objective", (batch,), dtype),
-        ("tau", (batch, plan.rows), dtype),
-        ("iterations", (batch,), _INT),
-        ("status", (batch,), _INT),
-        ("oracle_calls", (batch if saved else 0,), _INT),
-        ("cuts", (batch, plan.trees.saved), _INT),
-        ("structures", (batch, saved), _SHORT),
-        ("var_side", (batch, plan.n), _BYTE),
-        ("row_side", (batch, plan.rows), _BYTE),
-    ):
-        places[name] = start, shape, kind
-        start += math.prod(shape) * kind.itemsize
-    return places, start
-
-
-#: What a gradient needs from an answer.
-_KEPT = ("cuts", "structures", "var_side", "row_side")
-_OTHERS = ("residual", "objective", "tau", "iterations", "status", "oracle_calls", *_KEPT)
+    def having(self, numbers: dict[str, Any]) -> Kernel:
+        """The same with other arguments, by name."""
+        args = type(self.args).from_buffer_copy(self.args)
+        for name, value in numbers.items():
+            setattr(args, name, value)
+        return self._replace(args=args)
 
 
 class Program:
-    """The kernels for a model, ready to be launched."""
+    """The kernels for a model, ready to be launched.
+
+    Attributes:
+        forward, backward: the kernels, without the numbers of the rows.
+    """
 
     def __init__(self, plan: Plan, choice: Choice, numbers: Numbers, machine: Machine) -> None:
         self.plan, self.choice, self.machine = plan, choice, machine
         functions = machine.load(choice.source, ("forward", "backward"))
-        self.forward, self.backward = functions["forward"], functions["backward"]
         self.args = args = args_type()()
+        self._copy = type(args).from_buffer_copy
         self.kept: list[Any] = []
         self._set(**self._lists(numbers))
         self._set(
@@ -247,21 +204,21 @@ class Program:
         args.degree = int(plan.degrees.max(initial=1)) + plan.trees.most_cuts
         args.longest, args.zeros = plan.longest, plan.zeros
         args.retry_above = _GOOD_ENOUGH
-        self._prepared = {
-            "forward": self._with(choice.forward, "kRowArrays"),
-            "backward": self._with(choice.backward, "kBackwardRowArrays"),
-        }
+        given = functions["forward"], choice.forward, "kRowArrays"
+        self.forward = self._kernel(*given)
+        given = functions["backward"], choice.backward, "kBackwardRowArrays"
+        self.backward = self._kernel(*given)
+        self._saved = choice.hubs.saved if choice.hubs else 0
 
-    def _with(self, layout: Layout, row_arrays: str) -> Any:
-        """The arguments that never change."""
-        args = type(self.args).from_buffer_copy(self.args)
+    def _kernel(self, function: Any, layout: Layout, row_arrays: str) -> Kernel:
+        args = self._copy(self.args)
         for name, value in layout.offsets.items():
             setattr(args, name, value)
         args.work_stride = self.choice.constants[row_arrays] * self.plan.padded_rows
         if self.choice.hubs:
             for name, value in self.choice.hubs.in_work.items():
                 setattr(args, name, value)
-        return args
+        return Kernel(function, args, args.team_bytes * self.choice.teams_per_block)
 
     def _set_trees(self) -> None:
         plan, trees, args = self.plan, self.plan.trees, self.args
@@ -329,11 +286,12 @@ class Program:
 
     def solve(
         self,
-        numbers: dict[str, Any],
+        kernel: Kernel,
         eta_u: Any,
         eta_v: Any,
         mask: Any,
         warm: Any,
+        batch: int,
         tol: float,
         max_iter: int,
         unsolved: int = 0,
@@ -342,38 +300,44 @@ class Program:
         """Queues the solve of a batch.
 
         Args:
-            numbers: the addresses of the rows' numbers on the device, by argument name.
-            eta_u: `(B, n)`. All arrays are contiguous and on the device.
+            kernel: `forward`, with the numbers of the rows.
+            eta_u: B × n numbers, in any shape. All arrays are contiguous and on the device.
             eta_v: `(1 | B, scores)`.
             mask: `(1 | B, n)` of bytes, or None.
             warm: `(B, rows)`, or None.
+            batch: B.
             tol: the residual to reach.
             max_iter: the most passes.
             unsolved: the address of an integer that becomes 1 if an instance is not solved.
             again: the answers of a less precise program: only what it could not solve is solved,
                 and written there.
         """
-        at, batch = self.machine.pointer, eta_u.shape[0]
-        saved = self.choice.hubs.saved if self.choice.hubs else 0
-        found = again or Answer(self.plan, self.machine, batch, self.choice.dtype, saved)
-        args = self._args("forward", numbers, eta_u, eta_v, found)
+        machine = self.machine
+        found = again or self.answer(batch, eta_u)
+        args = self._args(kernel, eta_u, eta_v, found)
+        base, start = found.address, found.places.start
         if mask is not None:
-            args.mask = at(mask)
+            args.mask = machine.pointer(mask)
             args.mask_stride = 0 if mask.shape[0] == 1 else self.plan.n
         if again is not None:
-            args.warm, args.retry = found.at["tau"], 1
+            args.warm, args.retry = base + start["tau"], 1
         elif warm is not None:
-            args.warm = at(warm)
-        args.residual, args.objective = found.at["residual"], found.at["objective"]
-        args.iterations, args.status = found.at["iterations"], found.at["status"]
+            args.warm = machine.pointer(warm)
+        args.residual, args.objective = base + start["residual"], base + start["objective"]
+        args.iterations, args.status = base + start["iterations"], base + start["status"]
         args.unsolved = unsolved
         args.tol, args.max_iter = tol, max_iter
-        self._launch("forward", args, batch)
+        self._launch(kernel, args, batch)
         return found
+
+    def answer(self, batch: int, eta_u: Any) -> Answer:
+        """An answer that nothing was written to; the values have the shape of `eta_u`."""
+        places = places_of(self.plan, batch, self.choice.dtype, self._saved)
+        return Answer(places, self.machine, self.machine.like(eta_u))
 
     def vjp(
         self,
-        numbers: dict[str, Any],
+        kernel: Kernel,
         eta_u: Any,
         eta_v: Any,
         found: Answer,
@@ -383,55 +347,59 @@ class Program:
     ) -> tuple[Any, Any, Any]:
         """Queues the gradients of `eta_u` and `eta_v`, `(B, scores)`, and their relative residuals.
 
-        again: the results of a less precise program; only what it could not solve is overwritten.
+        The gradient of `eta_u` has the shape of `grad_mu`, or of `found.values` if that is None.
+
+        Args:
+            kernel: `backward`, with the numbers of the rows.
+            eta_u: the scores, as `solve` takes them.
+            eta_v: likewise.
+            found: what it found.
+            grad_mu: B × n numbers, in any shape, or None, which means 0.
+            grad_mu_v: `(B, scores)`, or None.
+            again: the results of a less precise program; only what it could not solve is
+                overwritten.
         """
-        at, new, batch = self.machine.pointer, self.machine.empty, found.mu.shape[0]
-        real = self.choice.dtype
+        machine, places = self.machine, found.places
+        at, batch = machine.pointer, places.variables[0]
         out = again or (
-            new((batch, self.plan.n), real),
-            new((batch, self.plan.scores), real),
-            new((batch,), _DOUBLE),
+            machine.like(found.values if grad_mu is None else grad_mu),
+            machine.empty(places.scores, places.dtype),
+            machine.empty((batch,), _DOUBLE),
         )
-        args = self._args("backward", numbers, eta_u, eta_v, found)
+        args = self._args(kernel, eta_u, eta_v, found)
         if grad_mu is not None:
             args.grad_mu = at(grad_mu)
         if grad_mu_v is not None:
             args.grad_mu_v = at(grad_mu_v)
         args.grad_eta_u, args.grad_eta_v, args.residual = at(out[0]), at(out[1]), at(out[2])
         args.retry = int(again is not None)
-        self._launch("backward", args, batch)
+        self._launch(kernel, args, batch)
         return out
 
-    def _args(self, kernel: str, numbers: Any, eta_u: Any, eta_v: Any, found: Answer) -> Any:
-        prepared, at = self._prepared[kernel], self.machine.pointer
-        args = type(prepared).from_buffer_copy(prepared)
-        for name, value in numbers.items():
-            setattr(args, name, value)
-        args.eta_u = at(eta_u)
+    def _args(self, kernel: Kernel, eta_u: Any, eta_v: Any, found: Answer) -> Any:
+        args, at = self._copy(kernel.args), self.machine.pointer
+        base, start = found.address, found.places.start
+        args.eta_u, args.mu = at(eta_u), at(found.values)
         if self.plan.scores:
             args.eta_v, args.mu_v = at(eta_v), at(found.mu_v)
             args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.scores
-        if self.plan.trees:
-            args.cuts_saved = found.at["cuts"]
-        if self.plan.hubs:
-            args.hub_saved, args.calls = found.at["structures"], found.at["oracle_calls"]
-        args.mu, args.tau = at(found.mu), found.at["tau"]
-        args.var_side, args.row_side = found.at["var_side"], found.at["row_side"]
+        args.tau, args.cuts_saved = base + start["tau"], base + start["cuts"]
+        args.hub_saved, args.calls = base + start["structures"], base + start["oracle_calls"]
+        args.var_side, args.row_side = base + start["var_side"], base + start["row_side"]
         return args
 
-    def _launch(self, kernel: str, args: Any, batch: int) -> None:
-        choice, teams = self.choice, self.choice.teams_per_block
-        work = None
+    def _launch(self, kernel: Kernel, args: Any, batch: int) -> None:
+        choice, machine = self.choice, self.machine
+        teams = choice.teams_per_block
         if not choice.rows_shared:
-            work = self.machine.empty((batch, args.work_stride), choice.precision)
-            args.work = self.machine.pointer(work)
+            work = machine.empty((batch, args.work_stride), choice.precision)
+            args.work = machine.pointer(work)
         if args.hub_work_stride:
-            more = self.machine.empty((batch, args.hub_work_stride), _BYTE)
-            args.hub_work = self.machine.pointer(more)
+            more = machine.empty((batch, args.hub_work_stride), _BYTE)
+            args.hub_work = machine.pointer(more)
         args.batch = batch
-        function = self.forward if kernel == "forward" else self.backward
-        blocks, shared = -(-batch // teams), args.team_bytes * teams
-        function.launch(blocks, choice.team * teams, shared, self.machine.stream, args)
+        blocks, threads = -(-batch // teams), choice.team * teams
+        kernel.function.launch(blocks, threads, kernel.shared, machine.stream, args)
 
 
 @cache

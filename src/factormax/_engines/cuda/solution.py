@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax._engines.cpu import CpuEngine
-from factormax._engines.cuda.launcher import DeviceRun, plan_of
+from factormax._engines.cuda.launcher import DeviceRun
 from factormax._engines.cuda.program import Machine
 from factormax._inputs import Inputs
 from factormax._options import Options
@@ -31,37 +30,51 @@ _CLOSE = 1e-2
 class DeviceSolution:
     """The answers of a batch, on the device; copied to the host on access.
 
+    Args:
+        run: the solve, of which the first stage was queued, or all of them.
+        options: its options.
+        machine: where it runs.
+        flag: what the first stage sets if it leaves anything unsolved; None: all were queued.
+
     Attributes:
-        mu, mu_v, objective: on the device.
         engine: where it was solved.
         proofs: the proofs of infeasible instances.
     """
 
     nodes = None
 
-    def __init__(self, run: DeviceRun, inputs: Inputs, options: Options, machine: Machine) -> None:
+    def __init__(self, run: DeviceRun, options: Options, machine: Machine, flag: Any) -> None:
         self.run, self.machine = run, machine
-        self.mu, self.mu_v = run.found.mu, run.found.mu_v
         self.engine = "cuda"
         self.proofs: dict[int, Proof] = {}
-        self._plan = plan_of(inputs.model)
+        self._plan = run.stages.plan
         self.num_rows = self._plan.model_rows
-        self._options = options
+        self._options, self._flag = options, flag
         self._left: list[tuple[IndexArray, Inputs, RawSolution]] = []  # left to the CPU
         self.all_converged = True  # as far as is known
 
     # ---- at the end of a solve -------------------------------------------------------------------
 
-    def settle(self, unsolved: bool, inputs: Callable[[IndexArray], Inputs], bad: Any) -> None:
-        """Solves what the kernels left unsolved.
+    def settle(self, bad: Any) -> bool:
+        """Waits, if failures matter, and solves what the first kernel left unsolved.
 
-        Args:
-            unsolved: whether they left anything.
-            inputs: returns the inputs of some instances, on the host.
-            bad: called if a score is NaN or +inf.
+        Returns whether it left anything, so that the numbers have changed since.
+
+        bad: called if a score is NaN or +inf.
         """
-        if not unsolved:
-            return
+        flag, self._flag = self._flag, None
+        if flag is None:
+            return False
+        with flag:
+            if not flag.wait():
+                return False
+            unsolved = self.run.go_on(flag)
+        if unsolved:
+            self._finish_rest(bad)
+        return True
+
+    def _finish_rest(self, bad: Any) -> None:
+        """Deals with what the kernels left unsolved."""
         status, passes = self.status, self.iterations
         if (status == _BAD_NUMBER).any():
             bad()
@@ -72,7 +85,7 @@ class DeviceSolution:
             left |= infeasible  # the proof may be about rows of a matching
         self._take_proofs(np.flatnonzero(infeasible & ~left))
         if left.any():
-            self._finish_all(np.flatnonzero(left), inputs)
+            self._finish_all(np.flatnonzero(left))
         self.all_converged = bool((self.status == Status.CONVERGED.code).all())
 
     def _take_proofs(self, instances: IndexArray) -> None:
@@ -80,12 +93,12 @@ class DeviceSolution:
             proof = np.asarray(self.machine.download(self.run.found.tau[int(i)]), np.float64)
             self.proofs[int(i)] = Proof(proof)
 
-    def _finish_all(self, index: IndexArray, inputs: Callable[[IndexArray], Inputs]) -> None:
+    def _finish_all(self, index: IndexArray) -> None:
         """Solves on the CPU: instances that are close, from the multipliers that kernels reached.
 
         The others are solved separately, from scratch, so that each starts as it would alone.
         """
-        own, start = inputs(index), self.tau[index]
+        own, start = self._on_host(index), self.tau[index]
         close = (self.primal_residual[index] <= _CLOSE) & np.isfinite(start).all(axis=1)
         for part, warm in ((np.flatnonzero(close), start[close]), (np.flatnonzero(~close), None)):
             if len(part):
@@ -105,6 +118,23 @@ class DeviceSolution:
         ):
             getattr(self, name)[index] = values
         self.proofs |= {int(index[i]): proof for i, proof in raw.proofs.items()}
+
+    def _on_host(self, index: IndexArray) -> Inputs:
+        """The inputs of some instances, on the host."""
+        inputs, download = self.run.inputs, self.machine.download
+        mask = None if inputs.mask is None else download(inputs.mask).astype(bool)
+        eta = {name: download(getattr(inputs, name)) for name in ("eta_u", "eta_v")}
+        return inputs.replace(**eta, mask=mask, device="cpu").instances(index)
+
+    @property
+    def mu(self) -> Any:
+        """`(B, n)`, on the device."""
+        return self.run.found.mu
+
+    @property
+    def mu_v(self) -> Any:
+        """`(B, scores)`, on the device."""
+        return self.run.found.mu_v
 
     @property
     def objective(self) -> Any:
@@ -154,16 +184,26 @@ class DeviceSolution:
     # ---- the gradient ----------------------------------------------------------------------------
 
     def vjp(self, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
-        """The gradients of the scores, and how well their systems were solved; see `Engine.vjp`."""
+        """The gradients of the scores, and how well their systems were solved; see `Engine.vjp`.
+
+        The first has the shape of `grad_mu`, which may be any that holds B × n numbers.
+        """
         given = [None if g is None else self.machine.plain(g) for g in (grad_mu, grad_mu_v)]
-        grad_u, grad_v, residual = self.run.vjp(*given)
+        found = self.run.vjp(*given)
+        if self._left:
+            self._finish_vjp(found, *given)
+        return found
+
+    def _finish_vjp(self, found: tuple[Any, Any, Any], grad_mu: Any, grad_mu_v: Any) -> None:
+        """Overwrites the gradients of what the CPU solved."""
+        flat, download = self.run.found.places.variables, self.machine.download
+        rows = found[0].reshape(flat), *found[1:]
+        given = (None if grad_mu is None else grad_mu.reshape(flat)), grad_mu_v
         for index, inputs, raw in self._left:
-            own = [None if g is None else self.machine.download(g[index]) for g in given]
-            found_u, found_v, own_residual, _ = CpuEngine().vjp(inputs, raw, own[0], own[1], None)
-            self.machine.put(grad_u, index, found_u)
-            self.machine.put(grad_v, index, found_v)
-            self.machine.put(residual, index, own_residual)
-        return grad_u, grad_v, residual
+            own = [None if g is None else download(g[index]) for g in given]
+            *gradients, _ = CpuEngine().vjp(inputs, raw, own[0], own[1], None)
+            for array, values in zip(rows, gradients, strict=True):
+                self.machine.put(array, index, values)
 
     @property
     def finished_there(self) -> bool:

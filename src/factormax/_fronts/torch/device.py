@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from factormax._core import Model
 from factormax._engines.cuda.solution import DeviceSolution
 from factormax._fronts.torch.arrays import space_of
 from factormax._inputs import Inputs
@@ -27,9 +28,44 @@ __all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
 #: Rows of a Jacobian product that are computed in one launch, each with a copy of its instance.
 _AT_ONCE = 1 << 16
 
-_device = lru_cache(maxsize=16)(torch.device)
-_space_of = lru_cache(maxsize=16)(space_of)
 _TYPES = {np.float32: torch.float32, np.float64: torch.float64}
+
+
+class DeviceInputs(Inputs):
+    """The numbers of B instances on a device.
+
+    The kernels need only the address of the scores, so they are laid out as `(B, n)` when somebody
+    else reads them.
+
+    Args:
+        model, params, eta_v, mask, device: see `Inputs`.
+        scores: B × n numbers, contiguous, in any shape.
+        batch: B.
+    """
+
+    oracles, held = (), None
+    scores: Any = None
+    batch: int = 0
+
+    def __init__(
+        self,
+        model: Model,
+        scores: Tensor,
+        batch: int,
+        eta_v: Tensor,
+        params: list[Any],
+        mask: Tensor | None,
+        device: str,
+    ) -> None:
+        self.model, self.params, self.device = model, params, device
+        self.scores, self.batch = scores, batch
+        self.eta_v: Any = eta_v
+        self.mask: Any = mask
+
+    @cached_property
+    def eta_u(self) -> Any:  # type: ignore[override]
+        """`(B, n)`."""
+        return self.scores.reshape(self.batch, self.model.num_variables)
 
 
 class DeviceTask(Task):
@@ -61,30 +97,36 @@ class DeviceTask(Task):
         self.engine, self.form = engine, graph._form()
         self.layout = layout = self.form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        place, real = _device(device), _TYPES[dtype]
-        self.space = space = _space_of(place)
-        eta_u = layout.flat_scores(space, scores, real)
+        real = _TYPES[dtype]
+        self.space = space = _space_of(device)
+        eta_u = scores[0] if len(scores) == 1 else None
+        if eta_u is None:
+            eta_u = layout.flat_scores(space, scores, real)
+        eta_u = eta_u.contiguous()
         if self.form.places:  # structures may be read after the caller has changed the scores
             eta_u = eta_u.clone()
-        eta_v: Any = _no_scores(real, place)
+        eta_v: Any = _no_scores(real, device)
         if layout.parts:
-            own = [torch.as_tensor(s, dtype=real, device=place) for s in factor_scores]
+            own = [torch.as_tensor(s, dtype=real, device=device) for s in factor_scores]
             # A copy: the backward pass reads the signs, and the caller may change the tensor.
             eta_v = layout.flat_factor_scores(space, own, real).clone()
         mask = None
         if graph._masked:
             masks = [
-                None if t.mask is None else torch.as_tensor(t.mask, device=place)
+                None if t.mask is None else torch.as_tensor(t.mask, device=device)
                 for t in graph._tensors
             ]
             mask = layout.flat_mask(space, masks)
+        model = self.form.model
         self.temperature: Any = None  # (B, 1)
         if temperature is not None:
-            given = torch.as_tensor(temperature, device=place, dtype=real)
+            given = torch.as_tensor(temperature, device=device, dtype=real)
             self.temperature_shape = tuple(given.shape)
             self.temperature = given.expand(self.batch_shape).reshape(-1, 1)
-            eta_u, eta_v = eta_u / self.temperature, eta_v / self.temperature
-        self.inputs = Inputs(self.form.model, eta_u, eta_v, graph._params(), mask, device=device)
+            eta_u = eta_u.reshape(self.batch, model.num_variables) / self.temperature
+            eta_v = eta_v / self.temperature
+        params = graph._params()
+        self.inputs = DeviceInputs(model, eta_u, self.batch, eta_v, params, mask, device)
         self._graph: FactorGraph | None = graph  # until it is solved
 
     @classmethod
@@ -96,7 +138,7 @@ class DeviceTask(Task):
             self.form, self.layout = form, form.layout
         self.batch = len(inputs.eta_u)
         self.batch_shape = (self.batch,)
-        self.space = _space_of(inputs.eta_u.device)
+        self.space = _space_of(inputs.device)
         self.temperature = self._graph = None
         return self
 
@@ -105,12 +147,24 @@ class DeviceTask(Task):
 
         refuse: called if a score is NaN or +inf.
         """
-        self.options = options
-        eta_u = self.inputs.eta_u
-        start = None if warm is None else torch.as_tensor(warm).to(eta_u.device, eta_u.dtype)
-        self.raw = self.engine.solve_there(self.inputs, options, start, refuse or self._refuse)
-        self._graph = None
+        self.begin(options, warm)
+        self.settle(refuse)
         return self.raw
+
+    def begin(self, options: Options, warm: Any = None) -> Any:
+        """Queues the solve: the numbers are not final before `settle`."""
+        self.options = options
+        if warm is not None:
+            scores = self.inputs.scores
+            warm = torch.as_tensor(warm).to(scores.device, scores.dtype)
+        self.raw = self.engine.begin(self.inputs, options, warm)
+        return self.raw
+
+    def settle(self, refuse: Any = None) -> bool:
+        """Waits for the solve; returns whether any numbers have changed since `begin`."""
+        changed: bool = self.raw.settle(refuse or self._refuse)
+        self._graph = None
+        return changed
 
     def _refuse(self) -> None:
         """Raises because a score is NaN or +inf."""
@@ -121,6 +175,11 @@ class DeviceTask(Task):
         allowed = [p.allow_minus_inf for p in graph._score_parts()]
         shape = self.batch_shape if len(numbers.eta_v) > 1 else ()
         check_scores(numbers.eta_v, None, graph._score_layout(), shape, allowed)
+
+    def values(self) -> list[Any]:
+        """The marginals of each variable tensor, `(*batch, *shape)`."""
+        # Tensors of their own: autograd keeps this task with what is returned to the caller.
+        return self.layout.by_tensor(self.raw.run.found.values.detach())
 
     def factor_values(self) -> list[Any]:
         """The marginals of the factors' scores, `(*batch, *shape as given)`."""
@@ -195,7 +254,7 @@ class DeviceTask(Task):
                 for rows in zip(*[torch.split(t, _AT_ONCE) for t in (place, *given)], strict=True)
             ]
             *found, residual = [torch.cat(column) for column in zip(*parts, strict=True)]
-        _report_backward(residual, self.options, self.raw.machine.dtype(self.raw.mu))
+        _report_backward(residual, real, self.options)
         return tuple([f.to(moved_u.dtype) for f in found])
 
     def pull_back(
@@ -203,17 +262,19 @@ class DeviceTask(Task):
     ) -> Gradients:
         """Turns gradients of `values` and `factor_values` into gradients of the scores."""
         found: DeviceSolution = self.raw
-        real = self.inputs.eta_u.dtype
+        layout, real = self.layout, self.inputs.scores.dtype
         grad_mu = grad_mu_v = None
-        if any([g is not None for g in grads]):
-            grad_mu = self.layout.flat_scores(self.space, grads, real)
-        if any([g is not None for g in factor_grads]):
-            grad_mu_v = self.layout.flat_factor_grads(self.space, factor_grads, real)
+        if len(grads) == 1:
+            grad_mu = grads[0]
+        elif any([g is not None for g in grads]):
+            grad_mu = layout.flat_scores(self.space, grads, real)
+        if factor_grads and any([g is not None for g in factor_grads]):
+            grad_mu_v = layout.flat_factor_grads(self.space, factor_grads, real)
         grad_u, grad_v, residual = found.vjp(grad_mu, grad_mu_v)
-        _report_backward(residual, self.options, found.machine.dtype(found.mu))
+        _report_backward(residual, real, self.options)
         if objective is not None:
             weight = objective.reshape(self.batch, 1)
-            grad_u = grad_u + torch.nan_to_num(found.mu) * weight
+            grad_u = grad_u.view_as(found.mu) + torch.nan_to_num(found.mu) * weight
             grad_v = grad_v + torch.nan_to_num(found.mu_v) * weight
         return self.to_scores(grad_u, grad_v)
 
@@ -227,6 +288,7 @@ class DeviceTask(Task):
         """Turns gradients of the flat scores into gradients of the scores as given."""
         of_temperature = None
         if self.temperature is not None:
+            grad_u = grad_u.view_as(self.inputs.eta_u)
             inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
             per_instance = (-inner / self.temperature[:, 0]).reshape(self.batch_shape)
             of_temperature = per_instance.sum_to_size(self.temperature_shape)
@@ -269,18 +331,23 @@ def vjp_flat(
         found = launcher.solved(inputs, sides)
     own = [None if g is None else launcher.machine.plain(g) for g in grads]
     grad_u, grad_v, residual = found.vjp(*own)
-    _report_backward(residual, options, launcher.machine.dtype(grad_u))
+    _report_backward(residual, grad_u.dtype, options)
     return grad_u, grad_v
 
 
-def _report_backward(residual: Tensor, options: Options, dtype: Any) -> None:
+def _report_backward(residual: Tensor, dtype: Any, options: Options) -> None:
     if options.on_failure == "raise":  # worth waiting for
         host = residual.cpu().numpy()
         report_backward(host, host.max(initial=0), dtype, "raise")
 
 
 @lru_cache(maxsize=16)
-def _no_scores(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _space_of(device: str) -> Any:
+    return space_of(torch.device(device))
+
+
+@lru_cache(maxsize=16)
+def _no_scores(dtype: torch.dtype, device: str) -> Tensor:
     """The scores of factors that have none."""
     return torch.zeros((1, 0), dtype=dtype, device=device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Pattern:
         self.numbers: Callable[[Tensor], Any] = (
             plain_numbers_of if plain else partial(numbers_of, dtype=self.dtype)
         )
+        #: The same on the device.
+        self.numbers_there = partial(device_numbers, kinds[0].device, self.dtype)
         #: Turn computed numbers into the values, and into the gradients of the tensors.
         self.values: list[Callable[[Any], Tensor]] = [
             torch.from_numpy if plain else kind.tensor for kind in self.outputs
@@ -109,20 +111,23 @@ class EagerPlan:
         self.gradients = pattern.gradients  # of the inputs
         #: The numbers of a tensor, on the device and in the dtype of the computation.
         self.numbers = pattern.numbers
-        make: Any = Task
+        engine = None
         if stays and not pattern.is_cpu:
-            make = self._on_device(graph)
+            model, oracles = graph._form().model, bool(graph._own_oracles())
+            engine = _engines.engine_there(model, options, pattern.device, oracles)
+            if engine is not None:
+                self.numbers = pattern.numbers_there
         if options.surrogate is not None:
             self.kept = True
         if temperature is not None:
-            temperature = self._take_temperature(temperature, make is Task)
+            temperature = self._take_temperature(temperature, engine is None)
         if pattern.all_tensors:
             arrays = list(map(self.numbers, given))
         else:
             arrays = self._with_constants(given)
-        self.task: Task = make(
-            graph, arrays[:first], arrays[first:], pattern.numpy_dtype, temperature, pattern.device
-        )
+        scores, own = arrays[:first], arrays[first:]
+        numbers = graph, scores, own, pattern.numpy_dtype, temperature, pattern.device
+        self.task: Task = Task(*numbers) if engine is None else _task_there()(engine, *numbers)
 
     def inputs_of(self, given: list[Any], temperature: Any) -> list[Tensor]:
         """The tensors among the arguments, which may require gradients."""
@@ -174,14 +179,10 @@ class EagerPlan:
         ]
         return arrays
 
-    def _on_device(self, graph: FactorGraph) -> Any:
-        """Makes the task, on the device of the scores if there is an engine."""
-        device, model = self.pattern.kinds[0].device, graph._form().model
-        oracles = bool(graph._own_oracles())
-        engine = _engines.engine_there(model, self.options, self.pattern.device, oracles)
-        if engine is None:
-            return Task
-        from factormax._fronts.torch.device import DeviceTask
 
-        self.numbers = partial(device_numbers, device, self.pattern.dtype)
-        return partial(DeviceTask, engine)
+@cache
+def _task_there() -> Any:
+    """The class of tasks on a device, which most processes never see."""
+    from factormax._fronts.torch.device import DeviceTask
+
+    return DeviceTask
