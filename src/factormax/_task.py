@@ -147,6 +147,13 @@ class Task:
             self.forget_oracles()
         return raw
 
+    #: Begins to solve; `settle` ends it. On a device there is time in between.
+    begin = run
+
+    def settle(self) -> bool:
+        """Ends what `begin` began; returns whether any numbers have changed since."""
+        return False
+
     def ask(self, inputs: Inputs, options: Options, warm: FloatArray | None = None) -> RawSolution:
         """Solves with other numbers, and stores the answer in this task."""
         self.options = options

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from factormax import _engines  # noqa: E402
 from factormax._engines.cuda import driver  # noqa: E402
-from factormax._engines.cuda.device import TorchMachine  # noqa: E402
+from factormax._engines.cuda.device import TorchMachine, _Flag  # noqa: E402
 from factormax._engines.cuda.engine import CudaEngine  # noqa: E402
+from factormax._fronts import torch as front  # noqa: E402
 from factormax._fronts.torch import plan  # noqa: E402
 from factormax._fronts.torch.arrays import Kind  # noqa: E402
 
@@ -470,6 +471,30 @@ def test_the_operations_of_a_step(device: str, on_failure: str) -> None:
     # Values and what goes with them; gradients and how good they are.
     assert forward == ["detach", "empty_like", "empty", "detach"]
     assert backward == ["empty_like", "empty"]
+
+
+@pytest.mark.parametrize("passes", [1000, 4])
+def test_values_are_made_while_the_kernel_runs(
+    device: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def noted(where: Any, name: str) -> None:
+        call = getattr(where, name)
+
+        def note(*args: Any) -> Any:
+            done.append(name)
+            return call(*args)
+
+        monkeypatch.setattr(where, name, note)
+
+    noted(front, "apply_solve")
+    noted(EmulatedFlag if device == "cpu" else _Flag, "wait")
+    limit = dict.fromkeys((np.dtype(np.float32), np.dtype(np.float64)), passes)
+    monkeypatch.setattr("factormax._engines.cuda.launcher._PASSES", limit)
+    graph_of(*on(device, *numbers()))
+    # What the host had to finish is handed out again.
+    assert done == ["apply_solve", "wait"] + ["apply_solve"] * (passes == 4)
 
 
 def test_a_layer_looks_at_its_scores_once(device: str) -> None:

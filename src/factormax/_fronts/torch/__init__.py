@@ -74,9 +74,14 @@ def solve_eager(
     if warm_start is not None:
         sizes = task.batch, task.form.model.num_dual
         warm = to_numpy(graph._check_multipliers(warm_start, *sizes))
-    raw = task.run(options, warm)
+    raw = task.begin(options, warm)
     inputs = plan.inputs_of(given, temperature)
-    outputs = apply_solve(plan, *inputs)
+    try:
+        outputs = apply_solve(plan, *inputs)  # while the device is at work
+    finally:
+        changed = task.settle()
+    if changed:
+        outputs = apply_solve(plan, *inputs)
     _set_answer(graph, outputs, plan, inputs)
     find: Any = find_optimum
     if may_be_traced():  # the code that reads it later may be
