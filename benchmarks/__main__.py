@@ -14,6 +14,7 @@ from benchmarks import (
     decoding,
     fixed,
     gpu,
+    host,
     jax_calls,
     lp_map,
     memory,
@@ -37,6 +38,7 @@ def main() -> None:
         **lp_map.SECTIONS,
         **decoding.SECTIONS,
         **gpu.SECTIONS,
+        **host.SECTIONS,
         **jax_calls.SECTIONS,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -132,7 +132,8 @@ class _Flag:
 
     def __init__(self, machine: TorchMachine) -> None:
         self._machine = machine
-        self._tensor = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
+        there = machine.device.type == "cuda"
+        self._tensor = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=there)
         self._value = self._tensor.numpy()
         self.address = self._tensor.data_ptr()
 
