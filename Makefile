@@ -152,8 +152,9 @@ tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	$(BIN)/cmake -S . -B build/cpp-thread -G Ninja -DFACTORMAX_CPP_TESTS=ON \
 	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=thread
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve \
-	  --target test_components --target test_strips
-	$(CTEST) --test-dir build/cpp-thread --tests-regex '^test_(parallel|solve|components|strips)$$'
+	  --target test_components --target test_strips --target test_shared_scores
+	$(CTEST) --test-dir build/cpp-thread \
+	  --tests-regex '^test_(parallel|solve|components|strips|shared_scores)$$'
 
 FUZZ := -m fuzz --minutes $(MINUTES) --seed $(SEED) --size $(SIZE) --dtype $(DTYPE) $(FUZZ_ARGS)
 

@@ -43,20 +43,18 @@ class Inputs {
     std::vector<T> coef, rhs;
   };
 
+  // shared: the factor scores that all instances share, if eta_v holds only the others. runs: how
+  // many scores are shared, not shared, shared, and so on.
   Inputs(std::shared_ptr<const Model> model, nb::object eta_u, nb::object eta_v,
          std::vector<nb::object> params, std::optional<Matrix<const bool>> mask,
-         std::optional<Matrix<const std::int8_t>> held)
+         std::optional<Matrix<const std::int8_t>> held, nb::object shared,
+         const std::vector<int>& runs)
       : model_(held ? model->bounded() : std::move(model)),
         mask_(std::move(mask)),
         held_(std::move(held)),
-        kept_(nb::make_tuple(eta_u, eta_v)) {
-    Matrix<const double> wide, wide_v;
-    Matrix<const float> narrow, narrow_v;
-    if (nb::try_cast(eta_u, wide, false) && nb::try_cast(eta_v, wide_v, false)) {
-      take(wide, wide_v, params, numbers_.emplace<Typed<double>>());
-    } else if (nb::try_cast(eta_u, narrow, false) && nb::try_cast(eta_v, narrow_v, false)) {
-      take(narrow, narrow_v, params, numbers_.emplace<Typed<float>>());
-    } else {
+        kept_(nb::make_tuple(eta_u, eta_v, shared)) {
+    if (!take<double>(eta_u, eta_v, shared, params, runs) &&
+        !take<float>(eta_u, eta_v, shared, params, runs)) {
       throw nb::value_error("eta_u and eta_v must be contiguous matrices of one real dtype");
     }
   }
@@ -70,6 +68,9 @@ class Inputs {
   }
   Numbers scores() const { return scores_; }
   Numbers factor_scores() const { return factor_scores_; }
+  // Which factor scores the instances share.
+  Span<const ScoreRun> runs() const { return {runs_.data(), static_cast<int>(runs_.size())}; }
+  std::size_t num_shared() const { return num_shared_; }
 
   // Which variables are present: neither masked nor with a score of -inf. None if all are.
   nb::object mask(nb::handle self) const {
@@ -105,17 +106,56 @@ class Inputs {
     }
   }
 
+  // False if they do not have this dtype.
   template <class T>
-  void take(const Matrix<const T>& eta_u, const Matrix<const T>& eta_v,
-            const std::vector<nb::object>& params, Typed<T>& typed) {
-    const std::size_t n = static_cast<std::size_t>(model_->num_vars());
+  bool take(nb::handle given_u, nb::handle given_v, nb::handle given_shared,
+            const std::vector<nb::object>& params, const std::vector<int>& runs) {
+    Matrix<const T> eta_u, eta_v, shared;
+    if (!nb::try_cast(given_u, eta_u, false) || !nb::try_cast(given_v, eta_v, false)) return false;
+    const bool mixed = !given_shared.is_none();
+    if (mixed && !nb::try_cast(given_shared, shared, false)) return false;
+    Typed<T>& typed = numbers_.emplace<Typed<T>>();
     batch_ = held_ ? held_->shape(0) : eta_u.shape(0);
     take_params(params);
     Problem<T>& p = typed.problem = model_->problem<T>();
-    p.eta_u = batched(eta_u, batch_, n, "eta_u");
-    p.eta_v = batched(eta_v, batch_, static_cast<std::size_t>(model_->num_scores()), "eta_v");
+    const std::size_t scores = static_cast<std::size_t>(model_->num_scores());
+    p.eta_u = batched(eta_u, batch_, std::size_t(p.num_vars), "eta_u");
     factor_scores_ = look_at(eta_v.data(), eta_v.size(), nullptr);
-    if (batch_ == 0) return;
+    if (mixed) {
+      take_runs(runs);
+      p.mixed.runs = this->runs();
+      p.mixed.shared = batched(shared, 1, num_shared_, "shared").data;
+      p.mixed.own = batched(eta_v, batch_, scores - num_shared_, "eta_v");
+      const Numbers found = look_at(shared.data(), shared.size(), nullptr);
+      factor_scores_ = std::max(factor_scores_, found);
+    } else {
+      p.eta_v = batched(eta_v, batch_, scores, "eta_v");
+      const int count = static_cast<int>(scores);
+      take_runs(eta_v.shape(0) == 1 ? std::vector<int>{count} : std::vector<int>{0, count});
+    }
+    if (batch_ > 0) compute(eta_u, typed);
+    return true;
+  }
+
+  // counts: shared, not shared, and so on.
+  void take_runs(const std::vector<int>& counts) {
+    int columns[2] = {0, 0}, begin = 0;
+    for (std::size_t k = 0; k < counts.size(); ++k) {
+      require(counts[k] >= 0 && counts[k] <= model_->num_scores() - begin, "runs: too many scores");
+      const bool shared = k % 2 == 0;
+      if (counts[k] > 0) runs_.push_back({begin, counts[k], columns[shared], shared});
+      columns[shared] += counts[k];
+      begin += counts[k];
+    }
+    require(begin == model_->num_scores(), "runs: too few scores");
+    num_shared_ = static_cast<std::size_t>(columns[1]);
+  }
+
+  // What follows from the numbers.
+  template <class T>
+  void compute(const Matrix<const T>& eta_u, Typed<T>& typed) {
+    Problem<T>& p = typed.problem;
+    const std::size_t n = static_cast<std::size_t>(p.num_vars);
     combine_mask(p.eta_u, eta_u);
     if (!here_.empty()) p.mask = {here_.data(), static_cast<std::int64_t>(n)};
     write_rows(typed);
@@ -190,6 +230,8 @@ class Inputs {
   bool per_instance_ = false;       // whether any parameter is per instance
   std::vector<std::uint8_t> here_;  // (B, n) variables that are present, or empty if all are
   Numbers scores_ = Numbers::finite, factor_scores_ = Numbers::finite;
+  std::vector<ScoreRun> runs_;
+  std::size_t num_shared_ = 0;  // factor scores
   std::variant<std::monostate, Typed<double>, Typed<float>> numbers_;
 };
 

@@ -116,11 +116,41 @@ void require_cuts(const Problem<T>& p, std::size_t batch, const FoundStructures&
   require(members == found.cuts.size(), "cuts has the wrong shape");
 }
 
+// The gradients of factor scores: of each instance, or summed where the instances share them.
+template <class T>
+struct ScoreGradients {
+  ScoreGradients(const Inputs& inputs, bool is_summed)
+      : summed(is_summed), columns(is_summed ? inputs.num_shared() : 0) {
+    const auto batch = static_cast<std::int64_t>(inputs.batch());
+    const auto shared = static_cast<std::int64_t>(columns);
+    own = {inputs.batch(), std::size_t(inputs.model().num_scores()) - columns};
+    if (!is_summed) return;
+    target.runs = inputs.runs();
+    target.block = ScoreSums<T>::block_size(batch, shared);
+    sums = {std::size_t(target.num_blocks(batch)), columns};
+    target.sums = sums.batched();
+    target.own = own.batched();
+  }
+
+  nb::object found() {
+    if (!summed) return nb::cast(as_matrix(std::move(own)));
+    Buffer<T> total(1, columns);
+    std::fill_n(total.data.get(), columns, T(0));
+    if (sums.rows > 0) std::copy_n(sums.data.get(), columns, total.data.get());
+    return nb::make_tuple(as_matrix(std::move(total)), as_matrix(std::move(own)));
+  }
+
+  bool summed;
+  std::size_t columns;  // scores that are shared
+  Buffer<T> sums, own;
+  ScoreSums<T> target;
+};
+
 // The gradients of eta_u and eta_v, and for each instance how well its system was solved.
 template <class T>
 nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb::object& grad_mu,
                         const nb::object& grad_mu_v,
-                        const std::optional<Vector<const double>>& grad_prob) {
+                        const std::optional<Vector<const double>>& grad_prob, bool summed) {
   const Problem<T>& p = inputs.typed<T>().problem;
   const std::size_t batch = inputs.batch(), n = p.num_vars, scores = p.num_scores();
   struct Incoming {
@@ -137,7 +167,8 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
     return batched(kept.array, batch, columns, name);
   };
   Incoming kept_u, kept_v;
-  Buffer<T> grad_eta_u(batch, n), grad_eta_v(batch, scores);
+  Buffer<T> grad_eta_u(batch, n);
+  ScoreGradients<T> grad_eta_v(inputs, summed);
   Buffer<double> residual(batch, 1);
   BatchGradients<T> grads;
   grads.grad_mu = incoming(grad_mu, n, "grad_mu", kept_u);
@@ -147,7 +178,11 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
                     static_cast<std::int64_t>(solution.row_side.columns)};
   grads.status = solution.status.data.get();
   grads.grad_eta_u = grad_eta_u.batched();
-  grads.grad_eta_v = grad_eta_v.batched();
+  if (summed) {
+    grads.summed = grad_eta_v.target;
+  } else {
+    grads.grad_eta_v = grad_eta_v.own.batched();
+  }
   grads.residual = residual.data.get();
   const FoundStructures& found = solution.structures;
   if (p.structured.count > 0 && batch > 0) {
@@ -167,7 +202,7 @@ nb::tuple differentiate(const Inputs& inputs, const Solution& solution, const nb
   for (std::size_t i = 0; i < batch && !std::isnan(worst); ++i) {
     if (!(residual.data[i] <= worst)) worst = residual.data[i];
   }
-  return nb::make_tuple(as_matrix(std::move(grad_eta_u)), as_matrix(std::move(grad_eta_v)),
+  return nb::make_tuple(as_matrix(std::move(grad_eta_u)), grad_eta_v.found(),
                         as_vector(std::move(residual)), worst);
 }
 
@@ -192,18 +227,21 @@ void bind_solve(nb::module_& m) {
   m.def(
       "vjp",
       [](const Inputs& inputs, const Solution& solution, const nb::object& grad_mu,
-         const nb::object& grad_mu_v, const std::optional<Vector<const double>>& grad_prob) {
+         const nb::object& grad_mu_v, const std::optional<Vector<const double>>& grad_prob,
+         bool summed) {
         solution.require_fit(inputs.model(), inputs.batch(), inputs.is_double());
         return inputs.is_double()
-                   ? differentiate<double>(inputs, solution, grad_mu, grad_mu_v, grad_prob)
-                   : differentiate<float>(inputs, solution, grad_mu, grad_mu_v, grad_prob);
+                   ? differentiate<double>(inputs, solution, grad_mu, grad_mu_v, grad_prob, summed)
+                   : differentiate<float>(inputs, solution, grad_mu, grad_mu_v, grad_prob, summed);
       },
       "inputs"_a, "solution"_a, "grad_mu"_a.none(), "grad_mu_v"_a.none(), "grad_prob"_a.none(),
-      nb::sig(
-          "def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | "
-          "None, grad_prob: object | None) -> tuple[NDArray[numpy.floating], "
-          "NDArray[numpy.floating], NDArray[numpy.float64], float]"),
-      "The gradients of eta_u and eta_v; the residual of each instance, and the worst.");
+      "summed"_a = false,
+      nb::sig("def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: "
+              "object | None, grad_prob: object | None, summed: bool = False) -> "
+              "tuple[NDArray[numpy.floating], typing.Any, NDArray[numpy.float64], float]"),
+      "The gradients of eta_u and eta_v; the residual of each instance, and the worst.\n"
+      "summed: instead of that of eta_v, return two: of the factor scores that the instances "
+      "share,\nsummed over them, (1, S), and of the others, (B, ...).");
 }
 
 }  // namespace factormax::python

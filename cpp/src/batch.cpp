@@ -288,8 +288,10 @@ void solve_whole(const Problem<T>& problem, std::int64_t batch, Method method,
   const bool structured = problem.structured.count > 0;
   std::vector<InstanceStructures> parts(structured ? batch : 0);
   const auto make_worker = [&]() -> Worker {
-    auto worker = std::make_shared<ForwardWorker<T>>(problem, method, control);
-    return [&, worker](std::int64_t i, bool is_caller) {
+    auto scores = std::make_shared<InstanceScores<T>>(problem, control);
+    auto worker = std::make_shared<ForwardWorker<T>>(scores->problem(), method, control);
+    return [&, scores, worker](std::int64_t i, bool is_caller) {
+      scores->enter(i);
       (*worker)(i, options, warm.at(i), out, structured ? &parts[i] : nullptr,
                 is_caller && may_poll);
     };
@@ -340,7 +342,9 @@ std::size_t workspace_bytes(const Problem<T>& problem, Method method) {
     return lone_row_bytes<T>(*problem.lone_rows);
   }
   const Components* components = problem.components;
-  if (components == nullptr) return forward_bytes(problem, method, 1);
+  if (components == nullptr) {
+    return InstanceScores<T>::bytes(problem) + forward_bytes(problem, method, 1);
+  }
   std::size_t most = 0;
   for (int k = 0; k < components->num_chunks(); ++k) {
     std::size_t bytes = 0;

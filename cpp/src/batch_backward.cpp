@@ -12,6 +12,8 @@
 #include "factormax/structured/row_form.hpp"
 #include "factormax/structured/structured.hpp"
 #include "local_problem.hpp"
+#include "score_rows.hpp"
+#include "structure_lists.hpp"
 #include "thread_memory.hpp"
 
 namespace factormax {
@@ -74,68 +76,6 @@ struct Needs {
     return growth;
   }
 };
-
-// Where the structures of each factor of each instance begin.
-struct StructureOffsets {
-  std::vector<std::int64_t> structure, on, features, dense, cuts;  // (B * S + 1,)
-
-  explicit StructureOffsets(std::size_t factors = 0) {
-    for (auto* a : {&structure, &on, &features, &dense, &cuts}) a->assign(factors + 1, 0);
-  }
-};
-
-template <class T>
-StructureOffsets offsets_of(const Problem<T>& problem, std::int64_t batch,
-                            const std::int32_t* count, const std::int32_t* num_cuts) {
-  const std::vector<StructureSizes> sizes = structure_sizes(problem);
-  StructureOffsets at(batch * sizes.size());
-  for (std::size_t k = 0; k < batch * sizes.size(); ++k) {
-    const std::size_t f = k % sizes.size();
-    const std::int64_t found = count[k], lists = std::max(num_cuts[k], 0);
-    at.structure[k + 1] = at.structure[k] + found;
-    at.on[k + 1] = at.on[k] + found * sizes[f].slots;
-    at.features[k + 1] = at.features[k] + found * sizes[f].feature_slots;
-    at.dense[k + 1] = at.dense[k] + found * sizes[f].dense;
-    at.cuts[k + 1] = at.cuts[k] + lists * list_length(problem, static_cast<int>(f));
-  }
-  return at;
-}
-
-// Takes the structures of the forward pass into the active sets.
-template <class T>
-void adopt(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t i,
-           StructuredFactors<T>& structured) {
-  const Span<StructuredFactor> all = structured.all();
-  const std::int64_t first = i * all.size;
-  const std::int32_t* count = grads.count + first;
-  const double* prob = grads.prob + at.structure[first];
-  const std::int32_t* on = grads.on + at.on[first];
-  const std::int32_t* features = grads.features + at.features[first];
-  const double* dense = grads.dense + at.dense[first];
-  const std::int32_t* num_cuts = grads.num_cuts + first;
-  const std::uint8_t* flags = grads.cuts + at.cuts[first];
-  for (int f = 0; f < all.size; ++f) {
-    ActiveSet& set = all[f].set;
-    if (num_cuts[f] > 0) {
-      all[f].with_flow([&](auto& own) {
-        all[f].by_flow = all[f].has_flow && own.adopt(flags, all[f].w.data);
-        flags += own.num_flags();
-      });
-      all[f].present = all[f].present && all[f].by_flow;
-      continue;
-    }
-    for (int k = 0; k < count[f]; ++k) {
-      std::copy(on, on + set.shape().slots, set.on(set.count));
-      std::copy(features, features + set.shape().feature_slots, set.features(set.count));
-      std::copy(dense, dense + set.shape().dense_scores, set.dense(set.count));
-      on += set.shape().slots;
-      features += set.shape().feature_slots;
-      dense += set.shape().dense_scores;
-      set.adopt(*prob++);
-    }
-    all[f].present = all[f].present && set.count > 0;
-  }
-}
 
 // The gradient of an instance that is nothing but a tree. Returns the residual.
 template <class T>
@@ -222,6 +162,39 @@ class BackwardWorker {
   Leased<BackwardState<T>> leased_;
 };
 
+// Differentiates whole instances.
+template <class T>
+class WholeVjp {
+ public:
+  WholeVjp(const Problem<T>& problem, const Needs& needs, const BatchGradients<T>& grads,
+           Control& control)
+      : scores_(problem, control),
+        grads_(grads),
+        control_(control),
+        memory_(is_summed() ? std::size_t(problem.num_scores()) * sizeof(T) : 0),
+        worker_(scores_.problem(), needs, control) {
+    if (is_summed()) grads_.grad_eta_v = {memory_.template take<T>(problem.num_scores()).data, 0};
+    if (!memory_.valid()) control.fail_for_memory();
+  }
+
+  void operator()(std::int64_t i, const StructureOffsets& at, bool is_caller) {
+    if (control_.stop.load(std::memory_order_relaxed)) return;
+    scores_.enter(i);
+    worker_(i, grads_, at, is_caller);
+    if (!is_summed() || control_.stop.load(std::memory_order_relaxed)) return;
+    add_gradient(grads_.summed, all_scores(scores_.problem()), i, grads_.grad_eta_v.at(i));
+  }
+
+ private:
+  bool is_summed() const { return !grads_.summed.runs.empty(); }
+
+  InstanceScores<T> scores_;
+  BatchGradients<T> grads_;
+  Control& control_;
+  Workspace memory_;
+  BackwardWorker<T> worker_;
+};
+
 template <class T>
 void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
                const StructureOffsets& at, Control& control) {
@@ -233,51 +206,19 @@ void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradien
       needs.add(possible && grads.num_cuts[k] >= 0, grads.count[k], grads.num_cuts[k]);
     }
   }
+  const std::int64_t block = grads.summed.block;
   const auto make_worker = [&]() -> Worker {
-    auto worker = std::make_shared<BackwardWorker<T>>(problem, needs, control);
-    return [&, worker](std::int64_t i, bool is_caller) { (*worker)(i, grads, at, is_caller); };
+    auto worker = std::make_shared<WholeVjp<T>>(problem, needs, grads, control);
+    return [&, worker](std::int64_t item, bool is_caller) {
+      for (std::int64_t i = item * block; i < std::min((item + 1) * block, batch); ++i) {
+        (*worker)(i, at, is_caller);
+      }
+    };
   };
-  parallel_for(batch, make_worker, [&] { control.stopped(true); });
+  parallel_for(grads.summed.num_blocks(batch), make_worker, [&] { control.stopped(true); });
 }
 
 // ---- Components
-
-// The structures of one component, its factors side by side.
-struct LocalStructures {
-  std::vector<std::int32_t> count, num_cuts, on, features;
-  std::vector<double> prob, dense, grad_prob;
-  std::vector<std::uint8_t> cuts;
-
-  template <class T>
-  void gather(const BatchGradients<T>& grads, const StructureOffsets& at, std::int64_t first,
-              const Indices& factors, BatchGradients<T>& own) {
-    for (auto* list : {&count, &num_cuts, &on, &features}) list->clear();
-    for (auto* list : {&prob, &dense, &grad_prob}) list->clear();
-    cuts.clear();
-    for (int k = 0; k < factors.count; ++k) {
-      const std::int64_t f = first + factors.index[k];
-      const auto append = [f](auto& to, const auto* from, const std::vector<std::int64_t>& begin) {
-        if (from != nullptr) to.insert(to.end(), from + begin[f], from + begin[f + 1]);
-      };
-      count.push_back(grads.count[f]);
-      num_cuts.push_back(grads.num_cuts[f]);
-      append(prob, grads.prob, at.structure);
-      append(grad_prob, grads.grad_prob, at.structure);
-      append(on, grads.on, at.on);
-      append(features, grads.features, at.features);
-      append(dense, grads.dense, at.dense);
-      append(cuts, grads.cuts, at.cuts);
-    }
-    own.count = count.data();
-    own.num_cuts = num_cuts.data();
-    own.prob = prob.data();
-    own.grad_prob = grads.grad_prob == nullptr ? nullptr : grad_prob.data();
-    own.on = on.data();
-    own.features = features.data();
-    own.dense = dense.data();
-    own.cuts = cuts.data();
-  }
-};
 
 // Differentiates components of one kind.
 template <class T>
@@ -316,7 +257,11 @@ class ComponentVjp {
     }
     worker_(0, own, offsets_, is_caller);
     vars.scatter(own.grad_eta_u.data, grads.grad_eta_u.at(i));
-    scores.scatter(own.grad_eta_v.data, grads.grad_eta_v.at(i));
+    if (grads.summed.runs.empty()) {
+      scores.scatter(own.grad_eta_v.data, grads.grad_eta_v.at(i));
+    } else {
+      add_gradient(grads.summed, scores, i, own.grad_eta_v.data);
+    }
     return residual;
   }
 
@@ -361,24 +306,27 @@ void vjp_components(const Problem<T>& problem, std::int64_t batch, const BatchGr
                                                         grads.count[k], grads.num_cuts[k]);
   }
   std::vector<double> residuals(batch * chunks, 0.0);
+  const std::int64_t block = grads.summed.block, blocks = grads.summed.num_blocks(batch);
   const auto make_worker = [&]() -> Worker {
     auto workers = std::make_shared<ByKind<ComponentVjp<T>>>();
     return [&, workers](std::int64_t item, bool is_caller) {
-      const std::int64_t chunk = item / batch, i = item % batch;
+      const std::int64_t chunk = item / blocks, first = item % blocks * block;
       const Span<const Components::Run> runs = components.chunk(static_cast<int>(chunk));
       workers->enter(runs, [&](int kind) {
         return std::make_unique<ComponentVjp<T>>(problem, kind, needs[kind], control);
       });
-      double& worst = residuals[i * chunks + chunk];
-      for (int k = 0; k < runs.size; ++k) {
-        for (int c = runs[k].first; c < runs[k].last; ++c) {
-          if (control.stop.load(std::memory_order_relaxed)) return;
-          worst = worse(worst, (*workers)[k](i, components[c], grads, at, is_caller));
+      for (std::int64_t i = first; i < std::min(first + block, batch); ++i) {
+        double& worst = residuals[i * chunks + chunk];
+        for (int k = 0; k < runs.size; ++k) {
+          for (int c = runs[k].first; c < runs[k].last; ++c) {
+            if (control.stop.load(std::memory_order_relaxed)) return;
+            worst = worse(worst, (*workers)[k](i, components[c], grads, at, is_caller));
+          }
         }
       }
     };
   };
-  parallel_for(batch * chunks, make_worker, [&] { control.stopped(true); });
+  parallel_for(blocks * chunks, make_worker, [&] { control.stopped(true); });
   for (std::int64_t i = 0; i < batch; ++i) {
     grads.residual[i] =
         std::accumulate(&residuals[i * chunks], &residuals[i * chunks] + chunks, 0.0, worse);
@@ -445,6 +393,7 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
   if (problem.structured.count > 0) at = offsets_of(problem, batch, grads.count, grads.num_cuts);
   const auto differentiate = problem.components == nullptr ? vjp_whole<T> : vjp_components<T>;
   differentiate(problem, batch, grads, at, control);
+  if (!grads.summed.runs.empty()) add_blocks(grads.summed, batch);
 }
 
 #define FACTORMAX_INSTANTIATE(T)                                              \

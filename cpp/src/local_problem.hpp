@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "factormax/components.hpp"
+#include "score_rows.hpp"
 
 namespace factormax {
 
@@ -42,7 +43,7 @@ class LocalProblem {
   void gather(const Component& c, std::int64_t i) {
     gather_rows(c, i);
     problem_.eta_u.data = c.vars.gather(whole_.eta_u.at(i), eta_u_.data);
-    problem_.eta_v.data = c.scores.gather(whole_.eta_v.at(i), eta_v_.data);
+    problem_.eta_v.data = gather_scores(whole_, c.scores, i, eta_v_.data);
     problem_.mask.data = c.vars.gather(whole_.mask.at(i), mask_.data);
     const Structured& s = whole_.structured;
     Structured& own = problem_.structured;

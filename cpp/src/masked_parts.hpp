@@ -61,6 +61,7 @@ Problem<T> alone(Problem<T> p, std::int64_t i) {
   p.rhs = {p.rhs.at(i), 0};
   p.eta_u = {p.eta_u.at(i), 0};
   p.eta_v = {p.eta_v.at(i), 0};
+  p.mixed.own = {p.mixed.own.at(i), 0};
   return p;
 }
 

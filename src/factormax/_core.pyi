@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated, overload
+from typing import Annotated, Any, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -109,7 +109,11 @@ class Numbers(enum.Enum):
 class Inputs:
     """The numbers of a batch of instances of a model, checked."""
 
-    def __init__(self, model: Model, eta_u: object, eta_v: object, params: Sequence[object], mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+    def __init__(self, model: Model, eta_u: object, eta_v: object, params: Sequence[object], mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, shared: object | None = None, runs: Sequence[int] = []) -> None:
+        """
+        shared: the factor scores that all instances share, (1, S), if eta_v holds only the others.
+        runs: how many scores are shared, not shared, shared, and so on.
+        """
 
     @property
     def batch(self) -> int: ...
@@ -252,9 +256,11 @@ def solve(inputs: Inputs, settings: Settings, warm: object | None, oracles: obje
     oracle was wrong, and how (`CallbackFault`).
     """
 
-def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | None, grad_prob: object | None) -> tuple[NDArray[numpy.floating], NDArray[numpy.floating], NDArray[numpy.float64], float]:
+def vjp(inputs: Inputs, solution: Solution, grad_mu: object | None, grad_mu_v: object | None, grad_prob: object | None, summed: bool = False) -> tuple[NDArray[numpy.floating], Any, NDArray[numpy.float64], float]:
     """
     The gradients of eta_u and eta_v; the residual of each instance, and the worst.
+    summed: instead of that of eta_v, return two: of the factor scores that the instances share,
+    summed over them, (1, S), and of the others, (B, ...).
     """
 
 class Row:

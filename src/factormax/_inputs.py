@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _core
+from factormax._columns import Columns
 from factormax._core import Model
 from factormax.arrays import FloatArray, IndexArray
 
@@ -27,7 +29,8 @@ class Inputs:
     Attributes:
         model: the model that the numbers belong to.
         eta_u: `(B, n)`, the scores of the variables, float32 or float64.
-        eta_v: `(1 | B, P)`, the scores of the factors: of the pairs, then of structured factors.
+        columns: `(B, P)`, the scores of the factors: of the pairs, then of structured factors. The
+            argument `eta_v` may also be an array, `(1 | B, P)`.
         params: the parameters of the factors, in their order: numbers, or `(1 | B, size)`.
         mask: `(1 | B, n)`, False for variables that are off; None if none is.
         oracles: one entry per structured factor: it, if user-defined, else None; () if none is.
@@ -39,7 +42,7 @@ class Inputs:
         self,
         model: Model,
         eta_u: FloatArray,
-        eta_v: FloatArray,
+        eta_v: FloatArray | Columns,
         params: list[Any],
         mask: npt.NDArray[np.bool_] | None = None,
         oracles: tuple[Any, ...] = (),
@@ -48,7 +51,7 @@ class Inputs:
     ) -> None:
         self.model = model
         self.eta_u = eta_u
-        self.eta_v = eta_v
+        self._factor_scores = eta_v
         self.params = params
         self.mask = mask
         self.oracles = oracles
@@ -58,20 +61,47 @@ class Inputs:
 
     def replace(self, **changes: Any) -> Inputs:
         """The same with other numbers."""
-        names = ("model", "eta_u", "eta_v", "params", "mask", "oracles", "held", "device")
-        return Inputs(**{name: getattr(self, name) for name in names} | changes)
+        names = ("model", "eta_u", "params", "mask", "oracles", "held", "device")
+        same = {name: getattr(self, name) for name in names} | {"eta_v": self._factor_scores}
+        return Inputs(**same | changes)
+
+    @property
+    def eta_v(self) -> FloatArray:
+        """The scores of the factors as an array, `(1 | B, P)`; made anew if some are shared."""
+        own = self._factor_scores
+        return own.full() if isinstance(own, Columns) else own
+
+    @property
+    def columns(self) -> Columns:
+        """The scores of the factors; not copied."""
+        own = self._factor_scores
+        return own if isinstance(own, Columns) else Columns.of(own, self.batch)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """How many scores of factors are shared, not shared, shared, and so on."""
+        own = self._factor_scores
+        if isinstance(own, Columns):
+            return own.runs
+        return own.shape[1:] if len(own) == 1 else (0, own.shape[1])
 
     @property
     def core(self) -> _core.Inputs:
         """The numbers as the core takes them: checked, with the rows computed."""
         if self._core is None:
+            own = self._factor_scores
+            more: dict[str, Any] = {}
+            if isinstance(own, Columns):
+                more = {"shared": np.ascontiguousarray(own.shared), "runs": own.runs}
+                own = own.own
             self._core = _core.Inputs(
                 self.model,
                 np.ascontiguousarray(self.eta_u),
-                np.ascontiguousarray(self.eta_v),
+                np.ascontiguousarray(own),
                 self.params,
                 None if self.mask is None else np.ascontiguousarray(self.mask),
                 None if self.held is None else np.ascontiguousarray(self.held),
+                **more,
             )
         return self._core
 
@@ -111,13 +141,21 @@ class Inputs:
         if self.eta_u.dtype == np.float64:
             return self
         return self.replace(
-            eta_u=self.eta_u.astype(np.float64), eta_v=self.eta_v.astype(np.float64)
+            eta_u=self.eta_u.astype(np.float64),
+            eta_v=self.map_factor_scores(lambda own: own.astype(np.float64)),
         )
+
+    def map_factor_scores(
+        self, function: Callable[[FloatArray], FloatArray]
+    ) -> FloatArray | Columns:
+        """A function of each factor score, computed once for those that are shared."""
+        own = self._factor_scores
+        return own.map(function) if isinstance(own, Columns) else function(own)
 
     def factor_scores(self, i: int, factor: _core.Structured) -> npt.NDArray[np.float64]:
         """The scores of a structured factor in an instance."""
-        own = slice(factor.score_begin, factor.score_begin + factor.num_scores)
-        return np.asarray(self.eta_v[min(i, len(self.eta_v) - 1), own], dtype=np.float64)
+        begin = factor.score_begin
+        return self.columns.row(i, begin, begin + factor.num_scores).astype(np.float64)
 
     @cached_property
     def oracle_params(self) -> npt.NDArray[np.float64]:
@@ -140,12 +178,13 @@ class Inputs:
         def taken(array: Any) -> Any:
             return array if array is None or len(array) == 1 < self.batch else array[index]
 
+        own = self._factor_scores
         params = [p if isinstance(p, float) else taken(p) for p in self.params]
         if self.batch > 1:
             params = [p if isinstance(p, float) else np.ascontiguousarray(p) for p in params]
         return self.replace(
             eta_u=taken(self.eta_u),
-            eta_v=taken(self.eta_v),
+            eta_v=own.instances(index) if isinstance(own, Columns) else taken(own),
             params=params,
             mask=taken(self.mask),
             held=taken(self.held),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from factormax._columns import Columns
 from factormax.factors.scores import Scores
 
 if TYPE_CHECKING:
@@ -86,8 +88,14 @@ class ScoreSlot:
 
     @property
     def shared(self) -> bool:
-        """Whether all instances share the scores."""
+        """Whether all instances share the scores, which have no batch dimensions then."""
         return len(self.given_shape) == len(self.own_shape)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all instances have the same scores; batch dimensions may all be 1."""
+        dims = len(self.given_shape) - len(self.own_shape)
+        return all([s == 1 for s in self.given_shape[:dims]])
 
 
 class Layout:
@@ -143,6 +151,35 @@ class Layout:
         ]
         return columns[0] if len(columns) == 1 else xp.joined(columns)
 
+    def factor_columns(self, scores: list[Any]) -> Any:
+        """The same as a copy, in NumPy; `Columns` if the instances share only some of them."""
+        pieces: tuple[list[Any], list[Any]] = [], []
+        for s, f, alike in zip(scores, self.parts, self.is_shared, strict=True):
+            own = s if f.given_shape == f.own_shape or not alike else s.reshape(f.own_shape)
+            shape = f.shape if alike else (*self.batch_shape, *f.shape)
+            full = own if own.shape == shape else np.broadcast_to(own, shape)
+            pieces[alike].append(full.reshape((1 if alike else self.batch, f.count)))
+        if pieces[0] and pieces[1]:
+            own, shared = (np.concatenate(some, axis=1) for some in pieces)
+            return Columns(shared, own, self._runs)
+        some = pieces[0] or pieces[1]
+        return np.array(some[0], order="C") if len(some) == 1 else np.concatenate(some, axis=1)
+
+    @cached_property
+    def is_shared(self) -> list[bool]:
+        """For each part, whether one row will do."""
+        return [self.batch == 1 or f.alike for f in self.parts]
+
+    @cached_property
+    def _runs(self) -> tuple[int, ...]:
+        """The `runs` of the parts as `Columns`."""
+        runs = [0]
+        for f, alike in zip(self.parts, self.is_shared, strict=True):
+            if alike != (len(runs) % 2 == 1):
+                runs.append(0)
+            runs[-1] += f.count
+        return tuple(runs)
+
     def flat_mask(self, xp: Any, masks: list[Any]) -> Any:
         """`(B, n)`; a mask that is None is True everywhere."""
         columns = [
@@ -184,29 +221,43 @@ class Layout:
         for f in self.parts:
             stop = start + f.count
             own = columns[:, start:stop].reshape((*self.batch_shape, *f.shape))
-            found.append(self._summed(xp, own, f))
+            found.append(_summed(xp, own, f, len(self.batch_shape)))
             start = stop
         return found
 
     def by_given(self, xp: Any, columns: Any) -> list[Any]:
         """The same in the shape of the scores as given; shared ones are summed over the batch."""
-        found = []
-        dims = len(self.batch_shape)
-        for own, f in zip(self.by_part(xp, columns), self.parts, strict=True):
-            if f.shared:
-                found.append(xp.total(own, tuple(range(dims)), False) if dims else own)
-                continue
-            ones = tuple([i for i in range(dims) if f.given_shape[i] == 1 and own.shape[i] != 1])
-            found.append(xp.total(own, ones, True) if ones else own)
+        found = self.by_part(xp, columns)
+        return [self._as_given(xp, own, f) for own, f in zip(found, self.parts, strict=True)]
+
+    def by_summed(self, columns: Columns) -> list[Any]:
+        """The same from NumPy columns that are summed already, where the scores are shared."""
+        found, start = [], 0
+        for f, alike in zip(self.parts, self.is_shared, strict=True):
+            batch = () if alike else self.batch_shape
+            own = columns.part(start, start + f.count, len(batch) == 0)
+            own = _summed(NumpySpace, own.reshape((*batch, *f.shape)), f, len(batch))
+            found.append(
+                own.reshape(f.given_shape) if alike else self._as_given(NumpySpace, own, f)
+            )
+            start += f.count
         return found
 
-    def _summed(self, xp: Any, own: Any, f: ScoreSlot) -> Any:
-        """Sums what came from the same broadcast score."""
+    def _as_given(self, xp: Any, own: Any, f: ScoreSlot) -> Any:
+        """Sums over those batch dimensions, of `(*batch, *shape as given)`, that scores share."""
         dims = len(self.batch_shape)
-        extra = own.ndim - dims - len(f.own_shape)
-        if extra:
-            own = xp.total(own, tuple(range(dims, dims + extra)), False)
-        ones = tuple(
-            [dims + i for i, s in enumerate(f.own_shape) if s == 1 and own.shape[dims + i] != 1]
-        )
+        if f.shared:
+            return xp.total(own, tuple(range(dims)), False) if dims else own
+        ones = tuple([i for i in range(dims) if f.given_shape[i] == 1 and own.shape[i] != 1])
         return xp.total(own, ones, True) if ones else own
+
+
+def _summed(xp: Any, own: Any, f: ScoreSlot, dims: int) -> Any:
+    """Sums what came from the same broadcast score. dims: the number of batch dimensions."""
+    extra = own.ndim - dims - len(f.own_shape)
+    if extra:
+        own = xp.total(own, tuple(range(dims, dims + extra)), False)
+    ones = tuple(
+        [dims + i for i, s in enumerate(f.own_shape) if s == 1 and own.shape[dims + i] != 1]
+    )
+    return xp.total(own, ones, True) if ones else own

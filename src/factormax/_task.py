@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _engines
+from factormax._columns import Columns
 from factormax._core import Numbers
 from factormax._inputs import Inputs
 from factormax._layout import NumpySpace
@@ -61,6 +62,7 @@ class Task:
     """
 
     temperature: FloatArray | None = None  # (B, 1)
+    _one: FloatArray | None = None  # (1, 1), if all instances have the same
     _to_list: Inputs | None = None  # what to solve again if the structures are needed
 
     def __init__(
@@ -75,10 +77,10 @@ class Task:
         self.form = form = graph._form()
         self.layout = layout = form.layout
         self.batch_shape, self.batch = layout.batch_shape, layout.batch
-        eta_v = _NO_SCORES[dtype]
+        eta_v: FloatArray | Columns = _NO_SCORES[dtype]
         if layout.parts:
             # A copy: the backward pass reads the signs, and the caller may change the array.
-            eta_v = np.array(layout.flat_factor_scores(NumpySpace, factor_scores, dtype), order="C")
+            eta_v = layout.factor_columns(factor_scores)
         mask = None
         if graph._masked:
             masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
@@ -98,10 +100,12 @@ class Task:
         if temperature is not None:
             self.temperature = spread_temperature(temperature, self.batch_shape)
             self.temperature_shape = tuple(temperature.shape)
-            self.inputs = self.inputs.replace(
-                eta_u=cooled(self.inputs.eta_u, self.temperature),
-                eta_v=cooled(self.inputs.eta_v, self.temperature),
-            )
+            if temperature.size == 1:  # what is shared stays shared
+                self._one = np.asarray(temperature, np.float64).reshape(1, 1)
+                eta_v = inputs.map_factor_scores(partial(cooled, temperature=self._one))
+            else:
+                eta_v = cooled(inputs.eta_v, self.temperature)
+            self.inputs = inputs.replace(eta_u=cooled(inputs.eta_u, self.temperature), eta_v=eta_v)
 
     @classmethod
     def answered(
@@ -134,9 +138,14 @@ class Task:
             check_scores(self.inputs.eta_u, self.inputs.mask, names, self.batch_shape)
         if core.factor_scores != Numbers.finite:
             allowed = [p.allow_minus_inf for p in graph._score_parts()]
-            batch_shape = self.batch_shape if len(self.inputs.eta_v) > 1 else ()
-            names = graph._score_layout()
-            check_scores(self.inputs.eta_v, None, names, batch_shape, allowed)
+            names, columns = graph._score_layout(), self.inputs.columns
+            one = (1,) * len(self.batch_shape) if columns.own.shape[1] else ()
+            for own, shape, alike in (
+                (columns.shared, one, True),
+                (columns.own, self.batch_shape, False),
+            ):
+                some = [k for k, other in enumerate(self.layout.is_shared) if other == alike]
+                check_scores(own, None, [names[k] for k in some], shape, [allowed[k] for k in some])
 
     # ---- the answer ------------------------------------------------------------------------------
 
@@ -256,13 +265,38 @@ class Task:
             grad_mu_v = layout.flat_factor_grads(NumpySpace, factor_grads, dtype)
         if objective is not None:
             weight = np.asarray(objective).reshape(self.batch)
+        found: tuple[FloatArray, FloatArray | Columns]
         if self.options.linear:
             found = pull_back_linear(
                 self.inputs, self.raw, self.options, grad_mu, grad_mu_v, weight
             )
         else:
-            found = self._pull_back(self.raw, grad_mu, grad_mu_v, weight)
+            found = self._pull_back_summed(self.raw, grad_mu, grad_mu_v, weight)
         return self.to_scores(*found)
+
+    @property
+    def _can_sum(self) -> bool:
+        """Whether gradients may be summed over the batch before a temperature divides them."""
+        alike = self.temperature is None or self._one is not None
+        return alike and len(self.layout.parts) > 0
+
+    def _pull_back_summed(
+        self,
+        raw: RawSolution,
+        grad_mu: FloatArray | None,
+        grad_mu_v: FloatArray | None,
+        weight: FloatArray | None,
+        grad_prob: npt.NDArray[np.float64] | None = None,
+    ) -> tuple[FloatArray, FloatArray | Columns]:
+        """Like `_pull_back`, and summed over the batch, if possible, where scores are shared."""
+        if self.batch == 1 or weight is not None or not self._can_sum:
+            return self._pull_back(raw, grad_mu, grad_mu_v, weight, grad_prob)
+        grad_u, grad_v, residual, worst = _engines.summed_vjp(
+            self.inputs, raw, grad_mu, grad_mu_v, grad_prob
+        )
+        if not worst <= SURELY_EXACT:  # True if worst is NaN
+            report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
+        return grad_u, grad_v
 
     def _pull_back(
         self,
@@ -281,12 +315,16 @@ class Task:
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
         """Turns gradients of the probabilities of structures into gradients of the scores."""
-        return self.to_scores(*self.pull_back_probs_flat(grads))
+        return self.to_scores(*self._pull_back_probs(grads, self._pull_back_summed))
 
     def pull_back_probs_flat(
         self, grads: list[npt.NDArray[Any] | None]
     ) -> tuple[FloatArray, FloatArray]:
         """The same, for the flat scores."""
+        found: tuple[FloatArray, FloatArray] = self._pull_back_probs(grads, self._pull_back)
+        return found
+
+    def _pull_back_probs(self, grads: list[npt.NDArray[Any] | None], pull_back: Any) -> Any:
         raw = self.listed
         if self.options.linear:
             return np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
@@ -294,7 +332,7 @@ class Task:
         for g, s in zip(grads, self.supports, strict=True):
             if g is not None:
                 s.collect(g.reshape(len(s.counts), s.width), flat)
-        return self._pull_back(raw, None, None, None, flat)
+        return pull_back(raw, None, None, None, flat)
 
     def push_forward(
         self,
@@ -383,8 +421,10 @@ class Task:
             out.append(found.reshape(self.batch, *self.form.groups[factor], s.width))
         return tuple(out)
 
-    def to_scores(self, grad_u: FloatArray, grad_v: FloatArray) -> Gradients:
+    def to_scores(self, grad_u: FloatArray, grad_v: FloatArray | Columns) -> Gradients:
         """Turns gradients of the flat scores into gradients of the scores as given."""
+        if isinstance(grad_v, Columns):
+            return self._to_scores_summed(grad_u, grad_v)
         of_temperature = None
         if self.temperature is not None:
             # d(eta / T) = d eta / T - (eta / T) dT / T
@@ -397,6 +437,30 @@ class Task:
             grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
         totals = self.layout.by_given(NumpySpace, grad_v) if self.layout.parts else []
         return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
+
+    def _to_scores_summed(self, grad_u: FloatArray, grad_v: Columns) -> Gradients:
+        of_temperature, one = None, self._one
+        if one is not None:
+            scores = self.inputs.columns
+            inner = _dot(grad_u, self.inputs.eta_u).sum()
+            inner += _dot(grad_v.shared, scores.shared).sum() + _dot(grad_v.own, scores.own).sum()
+            of_temperature = (-inner / one).reshape(self.temperature_shape)
+            grad_u = (grad_u / one).astype(grad_u.dtype)
+            grad_v = grad_v.map(lambda grad: (grad / one).astype(grad.dtype))
+        variables, factors = self.layout.by_tensor(grad_u), self.layout.by_summed(grad_v)
+        return Gradients(variables, factors, of_temperature)
+
+    def weighted(
+        self, grad_u: FloatArray, grad_v: FloatArray, weight: npt.NDArray[np.float64]
+    ) -> Gradients:
+        """The same from gradients of the flat scores that are still to be multiplied, `(B,)`."""
+        dtype = self.raw.mu.dtype
+        grad_u, grad_v = (g.astype(dtype, copy=False) for g in (grad_u, grad_v))
+        scale = weight.astype(dtype)
+        grad_u = grad_u * scale[:, None]
+        if not self._can_sum:
+            return self.to_scores(grad_u, grad_v * scale[:, None])
+        return self.to_scores(grad_u, Columns.summed(grad_v, scale, self.inputs.runs))
 
 
 def _dot(grad: FloatArray, scores: FloatArray) -> npt.NDArray[np.float64]:

@@ -1,6 +1,7 @@
 // The two entry points of the core: solve a batch, and differentiate a solved batch.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "factormax/problem.hpp"
@@ -87,6 +88,25 @@ struct BatchOutputs {
   std::vector<std::uint8_t> integral;
 };
 
+// The gradients of factor scores, summed over the batch where the instances share them. The batch
+// is cut into blocks, which do not depend on the threads. Each has a row of sums; the first ends up
+// with the sum of all.
+template <class T>
+struct ScoreSums {
+  Span<const ScoreRun> runs;  // all scores, in their order; empty: nothing is summed
+  Batched<T> sums;            // (blocks, shared scores)
+  Batched<T> own;             // (B, other scores)
+  std::int64_t block = 1;     // instances per block
+
+  // As many blocks as take little memory, and not too few for the threads.
+  static std::int64_t block_size(std::int64_t batch, std::int64_t shared) {
+    if (shared == 0) return 1;
+    const std::int64_t most = std::max<std::int64_t>(64, 65536 / shared);
+    return std::max<std::int64_t>(1, (batch + most - 1) / most);
+  }
+  std::int64_t num_blocks(std::int64_t batch) const { return (batch + block - 1) / block; }
+};
+
 template <class T>
 struct BatchGradients {
   Batched<const T> grad_mu;              // (n,)
@@ -95,7 +115,7 @@ struct BatchGradients {
   Batched<const std::int8_t> row_side;   // (R + P + links,)
   const std::int32_t* status = nullptr;  // (B,) of the solve: infeasible instances get 0
   Batched<T> grad_eta_u;                 // (n,)
-  Batched<T> grad_eta_v;                 // (P + structured scores,)
+  Batched<T> grad_eta_v;                 // (P + structured scores,), if nothing is summed
   double* residual = nullptr;            // (B,) relative, of the reduced system
   const std::int32_t* count = nullptr;   // (B, S), and what FoundStructures holds
   const double* prob = nullptr;
@@ -105,6 +125,7 @@ struct BatchGradients {
   const std::int32_t* num_cuts = nullptr;
   const std::uint8_t* cuts = nullptr;
   const double* grad_prob = nullptr;  // like prob, or null
+  ScoreSums<T> summed;                // in place of grad_eta_v
 
   void take(const FoundStructures& found) {
     count = found.count.data();

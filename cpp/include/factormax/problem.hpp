@@ -54,6 +54,21 @@ struct Batched {
   }
 };
 
+// Some of a batch's factor scores, side by side: all instances share them, or each has its own.
+struct ScoreRun {
+  int begin = 0, count = 0;  // which scores
+  int column = 0;            // of the first, among the shared ones or among an instance's own
+  bool shared = false;
+};
+
+// The factor scores of a batch of which the instances share some, and not others.
+template <class T>
+struct MixedScores {
+  Span<const ScoreRun> runs;  // all scores, in their order; empty if the scores are not mixed
+  const T* shared = nullptr;
+  Batched<const T> own;
+};
+
 // What can be wrong with the answer of a callback.
 enum class CallbackFault : int { none, raised, not_binary, forbidden, not_finite };
 
@@ -139,6 +154,9 @@ struct Problem : Layout {
   bool constant_coefs = false;  // components of one kind have the same coef
   Batched<const T> eta_u;       // (n,)
   Batched<const T> eta_v;       // (P + scores of the structured factors,)
+  MixedScores<T> mixed;         // in place of eta_v, which is null then
+
+  bool is_mixed() const { return !mixed.runs.empty(); }
 };
 
 // Whether a variable is present: a score of -inf is a mask too. mask, eta: the instance's, or null.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from factormax._columns import Columns
 from factormax._core import Model
 from factormax._engines.cpu import CpuEngine
 from factormax._engines.cuda.engine import CudaEngine
@@ -23,7 +24,16 @@ from factormax.arrays import FloatArray
 from factormax.factors.base import BaseFactor
 from factormax.factors.structured import StructuredFactor
 
-__all__ = ["ENGINES", "Engine", "choose", "engine_of", "engine_there", "solve", "vjp"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "choose",
+    "engine_of",
+    "engine_there",
+    "solve",
+    "summed_vjp",
+    "vjp",
+]
 
 _NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
@@ -54,8 +64,10 @@ class Engine(Protocol):
         """
 
 
+_CPU = CpuEngine()
+
 #: In the order in which they are tried; the CPU's, which supports everything, comes last.
-ENGINES: list[Engine] = [CudaEngine(), CpuEngine()]
+ENGINES: list[Engine] = [CudaEngine(), _CPU]
 
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
@@ -121,6 +133,23 @@ def vjp(
         return ENGINES[-1].vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
     engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
     return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
+
+
+def summed_vjp(
+    inputs: Inputs,
+    raw: RawSolution,
+    grad_mu: FloatArray | None = None,
+    grad_mu_v: FloatArray | None = None,
+    grad_prob: npt.NDArray[np.float64] | None = None,
+) -> tuple[FloatArray, Columns, npt.NDArray[np.float64], float]:
+    """The same, summed over the batch for factor scores that the instances share."""
+    if raw.there is None:
+        given = grad_mu, grad_mu_v, grad_prob
+        grad_u, (shared, own), residual, worst = _CPU.vjp(inputs, raw, *given, summed=True)
+        return grad_u, Columns(shared, own, inputs.runs), residual, worst
+    grad_u, grad_v, residual, worst = vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
+    ones = np.ones(inputs.batch, grad_v.dtype)
+    return grad_u, Columns.summed(grad_v, ones, inputs.runs), residual, worst
 
 
 def _check_masks(inputs: Inputs) -> None:

@@ -59,14 +59,19 @@ class CpuEngine:
         grad_mu: FloatArray | None,
         grad_mu_v: FloatArray | None,
         grad_prob: npt.NDArray[np.float64] | None,
-    ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
-        """The gradients of the scores."""
+        summed: bool = False,
+    ) -> tuple[FloatArray, Any, npt.NDArray[np.float64], float]:
+        """The gradients of the scores.
+
+        summed: as that of `eta_v`, return two: of the scores that the instances share, summed over
+        them, `(1, S)`, and of the others, `(B, P − S)`.
+        """
         dtype = inputs.eta_u.dtype
         if grad_mu is not None:
             grad_mu = np.ascontiguousarray(grad_mu, dtype)
         if grad_mu_v is not None:
             grad_mu_v = np.ascontiguousarray(grad_mu_v, dtype)
-        return _core.vjp(inputs.core, raw, grad_mu, grad_mu_v, grad_prob)
+        return _core.vjp(inputs.core, raw, grad_mu, grad_mu_v, grad_prob, summed)
 
 
 def _solve(

@@ -23,6 +23,9 @@ __all__ = [
 
 BoolArray = npt.NDArray[np.bool_]
 
+#: How many features are looked at in one go, which limits the memory that this takes.
+_AT_ONCE = 1 << 20
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -40,7 +43,7 @@ def check_assignment(inputs: Inputs, x: FloatArray) -> Checked:
     if inputs.here is not None:
         x = np.where(inputs.here, x, 0)
     broken = _broken_rows(inputs, x)
-    features = np.zeros((len(x), model.num_scores), inputs.eta_v.dtype)
+    features = np.zeros((len(x), model.num_scores), inputs.eta_u.dtype)
     if model.num_pairs:
         features[:, : model.num_pairs] = _pair_features(inputs, x)
     for place, factor in enumerate(structured_of(model)):
@@ -64,10 +67,14 @@ def score_assignment(inputs: Inputs, x: FloatArray, checked: Checked) -> FloatAr
 
 def score_features(inputs: Inputs, features: FloatArray) -> FloatArray:
     """What the factors' scores add, `(B,)`. A score of −inf counts only if its feature is not 0."""
-    row, column = np.nonzero(features != 0)  # features are sparse
-    scores = np.broadcast_to(inputs.eta_v, features.shape)
-    terms = scores[row, column].astype(np.float64) * features[row, column]
-    return np.asarray(np.bincount(row, terms, len(features)), dtype=np.float64)
+    scores, found = inputs.columns, np.zeros(len(features))
+    step = max(1, _AT_ONCE // max(1, features.shape[1]))
+    for first in range(0, len(features), step):
+        some = features[first : first + step]
+        row, column = np.nonzero(some != 0)  # features are sparse
+        terms = scores.at(first + row, column).astype(np.float64) * some[row, column]
+        found[first : first + step] = np.bincount(row, terms, len(some))
+    return found
 
 
 def typical_score(scores: FloatArray) -> float:

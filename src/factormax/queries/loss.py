@@ -86,10 +86,12 @@ def evaluate(
         asked = inputs.wide().replace(eta_u=inputs.eta_u + more)
         constant = (cost * y).sum(axis=1)
     raw = ask(asked, options)
+    room = None  # for the gradient of factors' scores, which may be as large as all the rest
     if target.known is None or not len(y):
         n_y = check_features(inputs, target, y)
         score = np.where(y > 0, inputs.eta_u, 0).sum(axis=1, dtype=np.float64)
         score = score + score_features(inputs, n_y)
+        room = n_y if n_y.dtype == raw.mu_v.dtype else None
         if not options.linear:
             score = score - 0.5 * (y * y).sum(axis=1, dtype=np.float64)
     else:
@@ -98,9 +100,9 @@ def evaluate(
     solved = (raw.status != Status.INFEASIBLE.code) & np.isfinite(score)
     # The answer of a linear program may fall short of the target's score by its tolerance.
     values = np.where(solved, np.maximum(raw.objective + constant - score, 0), np.inf)
-    grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
+    grad_u, grad_v = raw.mu - y, np.subtract(raw.mu_v, n_y, out=room)
     if not solved.all():
-        grad_u, grad_v = (np.where(solved[:, None], g, 0) for g in (grad_u, grad_v))
+        grad_u[~solved] = grad_v[~solved] = 0
     return values, grad_u, grad_v
 
 

@@ -59,7 +59,7 @@ class DeviceInputs(Inputs):
     ) -> None:
         self.model, self.params, self.device = model, params, device
         self.scores, self.batch = scores, batch
-        self.eta_v: Any = eta_v
+        self._factor_scores: Any = eta_v
         self.mask: Any = mask
 
     @cached_property

@@ -97,12 +97,12 @@ class EagerLoss(torch.autograd.Function):
         """The gradients of the scores."""
         plan, task = ctx.plan, ctx.plan.task
         if task.host is task:
-            weight = numbers_of(grads[0], torch.float64).reshape(-1, 1)
-            dtype = task.raw.mu.dtype
-            flat = [g.astype(dtype, copy=False) * weight.astype(dtype) for g in ctx.grads]
+            weight = numbers_of(grads[0], torch.float64).reshape(-1)
+            given = task.weighted(*ctx.grads, weight)
         else:
             flat = [g * grads[0].reshape(-1, 1).to(g.dtype) for g in ctx.grads]
-        found = plan.gradients_of(task.to_scores(*flat), ctx.needs_input_grad[2:])
+            given = task.to_scores(*flat)
+        found = plan.gradients_of(given, ctx.needs_input_grad[2:])
         pairs = zip(found, ctx.scores, strict=True)
         found = [None if g is None else g.to(s.dtype) for g, s in pairs]
         if torch.is_grad_enabled():  # create_graph=True

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from factormax._columns import weighted_sum
+
 __all__ = ["Optimum", "optimum"]
 
 
@@ -41,11 +43,9 @@ class Optimum(torch.autograd.Function):
         """The marginals times the gradient."""
         (weight,) = grads
         scores, marginals, temperature = _split(ctx)
+        scale = weight if temperature is None else weight / temperature
         found = [
-            (_beside(weight if temperature is None else weight / temperature, m) * m)
-            .sum_to_size(s.shape)
-            .to(s.dtype)
-            for s, m in zip(scores, marginals, strict=True)
+            _weighted(scale, m, s.shape).to(s.dtype) for s, m in zip(scores, marginals, strict=True)
         ]
         of_temperature = None
         if temperature is not None:
@@ -74,7 +74,27 @@ def _split(ctx: Any) -> tuple[tuple[Tensor, ...], list[Tensor], Tensor | None]:
     kept = ctx.saved_tensors
     temperature = kept[-1] if ctx.cooled else None
     count = len(kept) // 2
-    return kept[:count], [torch.nan_to_num(m) for m in kept[count : 2 * count]], temperature
+    return kept[:count], [_finite(m) for m in kept[count : 2 * count]], temperature
+
+
+def _finite(marginals: Tensor) -> Tensor:
+    """The marginals, 0 where there is no solution; not copied if there always is one."""
+    # The sum is NaN if anything is. On a device, looking at it would take longer than a copy.
+    known = marginals.is_cpu and not marginals.detach().sum().isnan()
+    return marginals if known else torch.nan_to_num(marginals)
+
+
+def _weighted(weight: Tensor, marginals: Tensor, shape: torch.Size) -> Tensor:
+    """The marginals of each instance times its weight, summed to a shape."""
+    own = marginals.shape[weight.ndim :]
+    plain = marginals.is_cpu and marginals.dtype in (torch.float32, torch.float64)
+    hidden = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    if not plain or hidden or own != shape:
+        return (_beside(weight, marginals) * marginals).sum_to_size(shape)
+    # All instances share the scores: without a tensor of all products.
+    rows = marginals.reshape(weight.numel(), own.numel()).numpy()
+    scale = weight.to(marginals.dtype).reshape(-1).numpy()
+    return torch.from_numpy(weighted_sum(scale, rows)).reshape(shape)
 
 
 def _beside(weight: Tensor, marginals: Tensor) -> Tensor:

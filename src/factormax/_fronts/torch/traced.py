@@ -164,26 +164,24 @@ def _vjp(
     tau is given if there are structured factors, mu and mu_v if the objective has a gradient.
     """
     asked, inputs, engine = _inputs_of(False, eta_u, eta_v, mask, *graph)
+    shared = len(eta_v) == 1 != len(eta_u)
     if engine is not None:
         from factormax._fronts.torch.device import vjp_flat
 
         grad_u, grad_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
     else:
         raw = _solution_of(inputs, asked.options, sides, tau)
-        *found, residual, worst = _engines.vjp(
-            inputs,
-            raw,
-            None if grad_mu is None else as_numpy(grad_mu),
-            None if grad_mu_v is None else as_numpy(grad_mu_v),
-        )
-        report_backward(residual, worst, found[0].dtype, asked.options.on_failure)
-        grad_u, grad_v = _tensors(eta_u, *found)
+        given = [None if g is None else as_numpy(g) for g in (grad_mu, grad_mu_v)]
+        own_u, columns, residual, worst = _engines.summed_vjp(inputs, raw, *given)
+        report_backward(residual, worst, own_u.dtype, asked.options.on_failure)
+        grad_u, grad_v = _tensors(eta_u, own_u, columns.full())
     if grad_objective is not None and mu is not None and mu_v is not None:
         # By Danskin, the objective's gradient is the solution itself; NaN where there is none.
         weight = grad_objective[:, None]
         grad_u = grad_u + torch.where(mu.isnan(), 0, mu * weight)
-        grad_v = grad_v + torch.where(mu_v.isnan(), 0, mu_v * weight)
-    return grad_u, grad_v.sum(0)[None] if len(eta_v) == 1 != len(grad_v) else grad_v
+        more = torch.where(mu_v.isnan(), 0, mu_v * weight)
+        grad_v = grad_v + (more.sum(0)[None] if len(grad_v) == 1 else more)
+    return grad_u, grad_v.sum(0)[None] if shared and len(grad_v) != 1 else grad_v
 
 
 #: The solutions whose sides torch still has, by the address of these.

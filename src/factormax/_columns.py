@@ -1,0 +1,143 @@
+"""Numbers for the factors' scores of a batch, of which the instances share some."""
+
+from __future__ import annotations
+
+from bisect import bisect, bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from factormax.arrays import FloatArray, IndexArray
+
+__all__ = ["Columns", "weighted_sum"]
+
+
+def weighted_sum(weight: FloatArray, rows: FloatArray) -> FloatArray:
+    """Rows `(B, P)` times their weights, `(B,)`, summed, without a matrix of the products."""
+    total = np.zeros(rows.shape[1], rows.dtype)
+    step = 256  # sums of long lists round less if they are taken in blocks
+    for i in range(0, len(rows), step):
+        total += np.einsum("b,bp->p", weight[i : i + step], rows[i : i + step])
+    return total
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A matrix `(B, P)` in two parts: what all instances share is stored once.
+
+    Attributes:
+        shared: `(1, S)`, the columns that all rows share.
+        own: `(B, P − S)`, the other columns.
+        runs: how many columns, from the first on, are shared, not shared, shared, and so on.
+    """
+
+    shared: FloatArray
+    own: FloatArray
+    runs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: FloatArray, batch: int) -> Columns:
+        """A matrix `(1 | B, P)`; one row is shared."""
+        if len(array) == 1:
+            return cls(array, np.empty((batch, 0), array.dtype), (array.shape[1],))
+        return cls(np.empty((1, 0), array.dtype), array, (0, array.shape[1]))
+
+    @classmethod
+    def summed(cls, array: FloatArray, weight: FloatArray, runs: tuple[int, ...]) -> Columns:
+        """Rows `(B, P)` times their weights, `(B,)`, summed where the instances share a column."""
+        pieces: tuple[list[FloatArray], list[FloatArray]] = [], []
+        weight = weight.astype(array.dtype)
+        for run in _spans(runs):
+            rows = array[:, run.start : run.stop]
+            if run.is_shared:
+                pieces[0].append(weighted_sum(weight, rows)[None])
+            else:
+                pieces[1].append(rows * weight[:, None])
+        shared, own = (
+            np.concatenate([np.empty((rows, 0), array.dtype), *some], axis=1)
+            for rows, some in zip((1, len(array)), pieces, strict=True)
+        )
+        return cls(shared, own, runs)
+
+    def full(self) -> FloatArray:
+        """The matrix, `(1 | B, P)`: one row if all columns are shared."""
+        if len(self.runs) == 1:
+            return self.shared
+        if len(self.runs) == 2 and self.runs[0] == 0:
+            return self.own
+        rows = len(self.own)
+        runs = _spans(self.runs)
+        pieces = [self._piece(k, run.start, run.stop) for k, run in enumerate(runs)]
+        return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in pieces], axis=1)
+
+    def map(self, function: Callable[[FloatArray], FloatArray]) -> Columns:
+        """The same with other numbers."""
+        return Columns(function(self.shared), function(self.own), self.runs)
+
+    def instances(self, index: IndexArray | list[int]) -> Columns:
+        """Some of the rows."""
+        return Columns(self.shared, self.own[index], self.runs)
+
+    def part(self, start: int, stop: int, is_shared: bool) -> FloatArray:
+        """Columns that are all shared, `(1, count)`, or all not, `(B, count)`."""
+        if start == stop:
+            return (self.shared if is_shared else self.own)[:, :0]
+        return self._piece(bisect(_starts(self.runs), start) - 1, start, stop)
+
+    def row(self, i: int, start: int, stop: int) -> FloatArray:
+        """Some columns of a row."""
+        if start == stop:
+            return self.own[i, :0]
+        starts = _starts(self.runs)
+        runs = range(bisect(starts, start) - 1, bisect_left(starts, stop))
+        found = [self._piece(k, start, stop) for k in runs]
+        return np.concatenate([piece[i if len(piece) > 1 else 0] for piece in found])
+
+    def at(self, rows: IndexArray, columns: IndexArray) -> FloatArray:
+        """The numbers at some places."""
+        found = np.empty(len(rows), self.own.dtype)
+        place = np.searchsorted(_starts(self.runs), columns, "right") - 1
+        begin = np.array([run.column - run.start for run in _spans(self.runs)], np.int64)
+        is_shared = np.array([run.is_shared for run in _spans(self.runs)], bool)[place]
+        column = columns + begin[place]
+        found[is_shared] = self.shared[0, column[is_shared]]
+        found[~is_shared] = self.own[rows[~is_shared], column[~is_shared]]
+        return found
+
+    def _piece(self, k: int, start: int, stop: int) -> FloatArray:
+        """The columns from `start` to `stop` that are in a run."""
+        run = _spans(self.runs)[k]
+        array = self.shared if run.is_shared else self.own
+        first, last = max(start, run.start), min(stop, run.stop)
+        return array[:, run.column + first - run.start : run.column + last - run.start]
+
+
+class _Run(NamedTuple):
+    """Columns from `start` to `stop`, all shared or all not; `column`: the first among its like."""
+
+    start: int
+    stop: int
+    is_shared: bool
+    column: int
+
+
+@lru_cache(maxsize=64)
+def _spans(runs: tuple[int, ...]) -> list[_Run]:
+    """The runs that are not empty."""
+    found, start, columns = [], 0, [0, 0]
+    for k, count in enumerate(runs):
+        is_shared = k % 2 == 0
+        if count:
+            found.append(_Run(start, start + count, is_shared, columns[is_shared]))
+        columns[is_shared] += count
+        start += count
+    return found
+
+
+@lru_cache(maxsize=64)
+def _starts(runs: tuple[int, ...]) -> list[int]:
+    """Where the runs begin."""
+    return [run.start for run in _spans(runs)]

@@ -1,0 +1,459 @@
+"""Factor scores that only some factors share with the whole batch: they are never repeated."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import factormax as fm
+from factormax._columns import Columns
+from factormax._fronts.numpy import start
+
+BATCH = 150
+TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
+
+
+def labels(fg, draw):
+    """One connected graph of pairs: most of them shared."""
+    u = fg.variable_from(draw(BATCH, 8), name="u")
+    i, j = np.triu_indices(8, 1)
+    yield u
+    yield fg.add(fm.Pair(u[i], u[j], draw(len(i))))
+    yield fg.add(fm.Pair(u[:3], ~u[3:6], draw(BATCH, 3)))
+    yield fg.add(fm.Pair(u[1:4], u[5:8], draw(1)))  # one score of all pairs
+    fg.add(fm.Budget(u, 3))
+
+
+def many(fg, draw):
+    """So many shared scores that gradients are summed over blocks of several instances."""
+    u = fg.variable_from(draw(BATCH, 48), name="u")
+    i, j = np.triu_indices(48, 1)
+    yield u
+    yield fg.add(fm.Pair(u[i], u[j], draw(len(i))))
+    yield fg.add(fm.Pair(u[:3], u[3:6], draw(BATCH, 3)))
+
+
+def sequences(fg, draw):
+    """Shared transitions, beside scores of the ends per instance."""
+    u = fg.variable_from(draw(BATCH, 5, 3), name="u")
+    yield u
+    yield fg.add(fm.Sequence(u, draw(3, 3), initial=draw(BATCH, 3), final=draw(3)))
+    fg.add(fm.AtMostOne(u[:, 0]))
+
+
+def components(fg, draw):
+    """Parts that are solved one by one; their scores are not side by side."""
+    u = fg.variable_from(draw(BATCH, 12, 3), name="u")
+    yield u
+    fg.add(fm.Xor(u, axis=1))
+    for k in range(0, 12, 2):
+        yield fg.add(fm.Table([u[k], u[k + 1]], draw(3, 3) if k % 4 else draw(BATCH, 3, 3)))
+    yield fg.add(fm.Pair(u[0::4, 0], u[1::4, 1], draw(3)))
+    yield fg.add(fm.Pair(u[2::4, 0], u[3::4, 1], draw(BATCH, 3)))
+
+
+def one_row(fg, draw):
+    """Shared scores that have a batch dimension of 1."""
+    u = fg.variable_from(draw(BATCH, 6), name="u")
+    yield u
+    yield fg.add(fm.Pair(u[:3], u[3:], draw(1, 3)))
+    yield fg.add(fm.Pair(u[:-1], u[1:], draw(BATCH, 1)))
+    fg.add(fm.Xor(u))
+
+
+def all_shared(fg, draw):
+    """Nothing but shared scores."""
+    u = fg.variable_from(draw(BATCH, 6), name="u")
+    yield u
+    yield fg.add(fm.Pair(u[:-1], u[1:], draw(5)))
+    yield fg.add(fm.Table([u[:2], u[2:4]], draw(2, 2)))
+    fg.add(fm.Xor(u[4:]))
+
+
+MODELS = [labels, many, sequences, components, one_row, all_shared]
+DTYPES = [np.float64, np.float32]
+
+
+class Drawn:
+    """Draws scores; made again, or repeated for every instance, they are the same numbers."""
+
+    def __init__(self, dtype, repeated=False, convert=np.asarray):
+        self.rng = np.random.default_rng(3)
+        self.dtype, self.repeated, self.convert = dtype, repeated, convert
+        self.given = []  # what was handed out: whether it is shared
+
+    def __call__(self, *shape):
+        array = self.rng.normal(size=shape).astype(self.dtype)
+        if self.repeated and shape[0] == 1 and len(shape) > 1:
+            array = np.repeat(array, BATCH, axis=0)
+        elif self.repeated and shape[0] != BATCH:
+            array = np.broadcast_to(array, (BATCH, *shape)).copy()
+        self.given.append(self.convert(array))
+        return self.given[-1]
+
+
+def made(model, dtype=np.float64, repeated=False, convert=np.asarray, mask=None):
+    """The graph, its variable and its factors with scores, and all scores."""
+    draw = Drawn(dtype, repeated, convert)
+    fg = fm.FactorGraph(batch_dims=1)
+    if mask is not None:
+        plain = fg.variable_from
+        fg.variable_from = lambda scores, name: plain(scores, mask=mask, name=name)
+    u, *factors = model(fg, draw)
+    return fg, u, factors, draw.given
+
+
+def both(model, dtype, **options):
+    return [made(model, dtype, repeated, **options) for repeated in (False, True)]
+
+
+def assert_same(found, expected):
+    """Bit for bit."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def assert_sums(found, expected, dtype):
+    """Gradients in the shape of the scores, of the same numbers as those of each instance."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape == expected.shape:
+        return assert_same(found, expected)
+    assert found.dtype == expected.dtype
+    total = expected.astype(np.float64).sum(axis=0).reshape(found.shape)
+    atol = TOLERANCE[dtype] * max(1, np.abs(expected).sum(axis=0).max())
+    np.testing.assert_allclose(found, total, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_answers_and_gradients_are_the_same(model, dtype):
+    answers = []
+    for fg, u, factors, _ in both(model, dtype):
+        solution = fg.solve(tol=1e-9, on_failure="ignore")
+        rng = np.random.default_rng(0)
+        grads = {u: rng.normal(size=u.value.shape)}
+        grads |= {f: rng.normal(size=f.value.shape) for f in factors}
+        alone, together = solution.vjp({u: grads[u]}), solution.vjp(grads)
+        values = [u.value, *[f.value for f in factors], solution.multipliers, solution.objective]
+        answers.append((values, [*alone.values(), *together.values()]))
+    for found, expected in zip(*[values for values, _ in answers], strict=True):
+        assert_same(found, expected)
+    for found, expected in zip(*[grads for _, grads in answers], strict=True):
+        assert_sums(found, expected, dtype)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_shared_is_repeated(model):
+    fg, _, _, given = made(model)
+    inputs = start(fg).inputs
+    own = [a for a in given[1:] if len(a) == BATCH]
+    assert inputs.columns.own.shape[0] == BATCH and inputs.columns.shared.shape[0] == 1
+    assert inputs.columns.own.shape[1] < inputs.model.num_scores
+    assert bool(own) == bool(inputs.columns.own.shape[1])
+    # Nor does one temperature of all instances change that.
+    assert start(fg, np.array(0.5)).inputs.runs == inputs.runs
+
+
+MEASURED = """
+from pathlib import Path
+import numpy as np
+import factormax as fm
+
+def megabytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+rng, (i, j) = np.random.default_rng(0), np.triu_indices(60, 1)
+scores, shared, own = rng.normal(size=(2048, 60)), rng.normal(size=len(i)), np.ones((2048, 2))
+fg = fm.FactorGraph(batch_dims=1)
+u = fg.variable_from(scores)
+fg.add(fm.Pair(u[i], u[j], shared))
+fg.add(fm.Pair(u[:2], u[2:4], own))
+before = megabytes("VmRSS")
+fg.solve(tol=1e-2, on_failure="ignore").vjp({u: scores})
+print((megabytes("VmHWM") - before) / (2048 * len(i) * 8 / 2**20))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak")
+def test_the_peak_of_memory():
+    """In units of one number per instance and pair: there are the marginals and multipliers."""
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", MEASURED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert float(done.stdout) < 3  # it was 4.3 when scores and gradients were repeated
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_threads_do_not_matter(model, dtype):
+    answers = []
+    for threads in (1, 2, 5):
+        fm.set_num_threads(threads)
+        fg, u, factors, _ = made(model, dtype)
+        solution = fg.solve(on_failure="ignore")
+        grads = solution.vjp({u: np.random.default_rng(0).normal(size=u.value.shape)})
+        answers.append([u.value, *[f.value for f in factors], *grads.values()])
+    fm.set_num_threads(None)
+    for other in answers[1:]:
+        for found, expected in zip(other, answers[0], strict=True):
+            assert_same(found, expected)
+
+
+@pytest.mark.parametrize("model", [labels, one_row, all_shared])
+def test_masked_variables(model):
+    shape = made(model)[3][0].shape
+    mask = np.random.default_rng(1).random(shape) < 0.8
+    answers = []
+    for fg, u, factors, _ in both(model, np.float64, mask=mask):
+        solution = fg.solve(tol=1e-9, on_failure="ignore")
+        grads = solution.vjp({u: np.random.default_rng(0).normal(size=shape)})
+        answers.append(([u.value, *[f.value for f in factors]], list(grads.values())))
+    for found, expected in zip(answers[0][0], answers[1][0], strict=True):
+        assert_same(found, expected)
+    for found, expected in zip(answers[0][1], answers[1][1], strict=True):
+        assert_sums(found, expected, np.float64)
+
+
+def test_masks_that_split_a_large_graph():
+    """Every instance is cut into parts of its own."""
+    size, rng = 96, np.random.default_rng(0)
+    scores, across = rng.normal(size=(2, size, size)), rng.normal(size=(size, size - 1))
+    down, mask = rng.normal(size=(2, size - 1, size)), np.ones((2, size, size), bool)
+    mask[0, 24::25] = mask[1, :, 20::21] = False
+    answers = []
+    for shared in (across, np.stack([across, across])):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores, mask=mask)
+        fg.add(fm.Pair(u[:, 1:], u[:, :-1], shared))
+        own = fg.add(fm.Pair(u[1:], u[:-1], down))
+        fg.add(fm.AtMostOne(u[1:, ::3], u[:-1, ::3]))
+        grads = fg.solve(on_failure="ignore").vjp({u: scores})
+        answers.append([u.value, own.value, grads[u], grads[own]])
+    for found, expected in zip(*answers, strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_linear_programs(model):
+    answers = []
+    for fg, u, factors, _ in both(model, np.float64):
+        solution = fg.solve_map(on_failure="ignore")
+        found = [u.value, *[f.value for f in factors], solution.objective, solution.upper_bound]
+        grads = solution.vjp({}, objective=1.0)
+        answers.append((found, list(grads.values())))
+    for found, expected in zip(answers[0][0], answers[1][0], strict=True):
+        assert_same(found, expected)
+    for found, expected in zip(answers[0][1], answers[1][1], strict=True):
+        assert_sums(found, expected, np.float64)
+
+
+def test_decoding():
+    answers = []
+    for fg, u, factors, _ in both(components, np.float64):
+        solution = fg.decode()
+        answers.append([u.value, *[f.value for f in factors], solution.objective])
+    for found, expected in zip(*answers, strict=True):
+        assert_same(found, expected)
+
+
+class Listed(fm.Factor):
+    """At most one variable is on; its score counts."""
+
+    def map(self, eta_u, eta_v=()):
+        scores = np.asarray(eta_u) + np.asarray(eta_v)
+        on = (np.arange(len(scores)) == np.argmax(scores)) & (scores > 0)
+        return on.astype(float), on.astype(float)
+
+
+class Together(Listed):
+    """The same, asked about several instances at once."""
+
+    def map_batch(self, eta_u, eta_v):
+        both = [self.map(*given) for given in zip(eta_u, eta_v, strict=True)]
+        return tuple(np.stack(part) for part in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("factor", [Listed, Together])
+def test_factors_of_ones_own(factor):
+    rng = np.random.default_rng(0)
+    scores, shared, own = rng.normal(size=(4, 6)), rng.normal(size=3), rng.normal(size=(4, 3))
+    answers = []
+    for given in (shared, np.repeat(shared[None], 4, axis=0)):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(factor(u[:3], given))
+        fg.add(factor(u[3:], own))
+        fg.solve()
+        answers.append(u.value)
+    assert_same(*answers)
+
+
+@pytest.mark.parametrize("kind", ["sparsemap", "perceptron", "hinge"])
+@pytest.mark.parametrize("model", [labels, components, all_shared])
+def test_losses(model, kind):
+    torch = pytest.importorskip("torch")
+    fg, u, *_ = made(model)
+    fg.decode(on_failure="ignore")
+    target, answers = torch.tensor(u.value), []
+    weight = torch.linspace(-1, 2, BATCH, dtype=torch.float64)
+    for fg, u, _, given in both(model, np.float64, convert=tensor_of):
+        loss = fg.loss({u: target}, kind=kind, on_failure="ignore")
+        (loss * weight).sum().backward()
+        answers.append((loss.detach(), [t.grad for t in given]))
+    assert_same(answers[0][0], answers[1][0])
+    for found, expected in zip(answers[0][1], answers[1][1], strict=True):
+        assert_sums(found, expected, np.float64)
+
+
+def tensor_of(array):
+    return sys.modules["torch"].tensor(array, requires_grad=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [None, 0.5, "each"])
+@pytest.mark.parametrize("model", MODELS)
+def test_torch(model, temperature, dtype):
+    torch = pytest.importorskip("torch")
+    answers = []
+    for fg, u, factors, given in both(model, dtype, convert=tensor_of):
+        each = np.linspace(0.5, 2, BATCH)
+        heat = torch.tensor(each if temperature == "each" else temperature or 1.0)
+        heat.requires_grad_(temperature is not None)
+        solution = fg.solve(temperature=None if temperature is None else heat, on_failure="ignore")
+        weight = np.random.default_rng(0).normal(size=u.value.shape).astype(dtype)
+        value = (u.value * torch.from_numpy(weight)).sum() + factors[0].value.sum()
+        value.backward(retain_graph=True)
+        grads = [t.grad.clone() for t in given]
+        for t in given:
+            t.grad = None
+        of_heat = 0.0 if heat.grad is None else heat.grad.clone()
+        solution.objective.sum().backward()
+        answers.append((u.value.detach(), grads + [t.grad for t in given], of_heat))
+    assert_same(answers[0][0], answers[1][0])
+    for found, expected in zip(answers[0][1], answers[1][1], strict=True):
+        assert_sums(found, expected, dtype)
+    scale = TOLERANCE[dtype] * BATCH
+    np.testing.assert_allclose(answers[0][2], answers[1][2], rtol=scale, atol=scale)
+
+
+@pytest.mark.parametrize("model", [labels, all_shared])
+def test_second_derivatives(model):
+    torch = pytest.importorskip("torch")
+    answers = []
+    for fg, u, _, given in both(model, np.float64, convert=tensor_of):
+        fg.solve(on_failure="ignore")
+        first = torch.autograd.grad((u.value**2).sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum([(g * g).sum() for g in first[:1]]), given)
+        answers.append(second)
+    for found, expected in zip(*answers, strict=True):
+        assert_sums(found, expected, np.float64)
+
+
+@pytest.mark.parametrize("model", [labels, all_shared])
+def test_compiled(model):
+    torch = pytest.importorskip("torch")
+    _, _, _, given = made(model)
+
+    def solved(*scores):
+        numbers = iter(scores)
+        fg = fm.FactorGraph(batch_dims=1)
+        u, *_ = model(fg, lambda *shape: next(numbers))
+        solution = fg.solve(on_failure="ignore")
+        return u.value, solution.objective
+
+    answers = []
+    for run in (solved, torch.compile(solved, backend="aot_eager")):
+        tensors = [tensor_of(a) for a in given]
+        value, objective = run(*tensors)
+        ((value**2).sum() + objective.sum()).backward()
+        answers.append([value.detach(), *[t.grad for t in tensors]])
+    for found, expected in zip(*answers, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("convert", ["numpy", "torch"])
+def test_an_empty_batch(convert):
+    if convert == "torch":
+        pytest.importorskip("torch")
+    to = np.asarray if convert == "numpy" else tensor_of
+    scores, shared, own = to(np.zeros((0, 4))), to(np.ones(2)), to(np.zeros((0, 3)))
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(scores)
+    first, second = fg.add(fm.Pair(u[:2], u[2:], shared)), fg.add(fm.Pair(u[1:], u[:-1], own))
+    solution = fg.solve()
+    assert u.value.shape == (0, 4) and first.value.shape == (0, 2)
+    if convert == "numpy":
+        found = solution.vjp({u: np.zeros((0, 4))})
+        grads = [found[first], found[second]]
+    else:
+        u.value.sum().backward()
+        grads = [shared.grad, own.grad]
+    assert_same(grads[0], np.zeros(2))
+    assert grads[1].shape == (0, 3)
+
+
+def test_no_scores_at_all():
+    """Pairs of nothing: their broadcast scores still get a gradient, 0."""
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(np.ones((3, 2)))
+    empty = fg.add(fm.Pair(u[:0], u[:0], np.ones((3, 1))))
+    shared = fg.add(fm.Pair(u[:1], u[1:], np.ones(1)))
+    found = fg.solve().vjp({u: np.ones((3, 2))})
+    assert_same(found[empty], np.zeros((3, 1)))
+    assert found[shared].shape == (1,)
+
+
+def test_forbidden_transitions_and_bad_scores():
+    transitions = np.zeros((2, 2))
+    transitions[0, 1] = -np.inf
+    for bad, where in ((np.nan, "transitions"), (np.inf, "initial"), (-np.inf, None)):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(np.zeros((3, 4, 2)), name="u")
+        initial = np.zeros((3, 2))
+        given = transitions.copy()
+        if where == "transitions":
+            given[1, 0] = bad
+        elif where == "initial":
+            initial[2, 1] = bad
+        fg.add(fm.Sequence(u, given, initial=initial))
+        if where is None:
+            fg.solve()
+            continue
+        index = r"\(0, 1, 0\)" if where == "transitions" else r"\(2, 1\)"
+        with pytest.raises(ValueError, match=f"{where}.* at index {index}"):
+            fg.solve()
+
+
+@pytest.mark.parametrize("runs", [(3,), (0, 3), (2, 3, 1), (0, 1, 2, 4), (1, 2)])
+def test_columns(runs):
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(size=(1, sum(runs[::2]))), rng.normal(size=(4, sum(runs[1::2])))
+    columns = Columns(shared, own, runs)
+    pieces, at, total = [], [0, 0], 0
+    for k, count in enumerate(runs):
+        array = columns.own if k % 2 else columns.shared
+        piece = array[:, at[k % 2] : at[k % 2] + count]
+        at[k % 2] += count
+        assert_same(columns.part(total, total + count, k % 2 == 0), piece)
+        pieces.append(np.broadcast_to(piece, (4, count)))
+        total += count
+    full = np.concatenate(pieces, axis=1)
+    assert_same(np.broadcast_to(columns.full(), full.shape), full)
+    rows, places = (index.reshape(-1) for index in np.indices(full.shape))
+    assert_same(columns.at(rows, places), full.reshape(-1))
+    for i in range(4):
+        for first in range(total + 1):
+            for last in range(first, total + 1):
+                assert_same(columns.row(i, first, last), full[i, first:last])
+    weight = rng.normal(size=4)
+    summed = np.broadcast_to(Columns.summed(full, weight, runs).full(), full.shape)
+    expected = np.where(_is_shared(runs), weight @ full, weight[:, None] * full)
+    np.testing.assert_allclose(summed, expected, atol=1e-12)
+
+
+def _is_shared(runs):
+    return np.concatenate([np.full(count, k % 2 == 0) for k, count in enumerate(runs)])
