@@ -152,9 +152,10 @@ tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	$(BIN)/cmake -S . -B build/cpp-thread -G Ninja -DFACTORMAX_CPP_TESTS=ON \
 	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=thread
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve \
-	  --target test_components --target test_strips --target test_shared_scores
+	  --target test_components --target test_masked_structures --target test_strips \
+	  --target test_shared_scores
 	$(CTEST) --test-dir build/cpp-thread \
-	  --tests-regex '^test_(parallel|solve|components|strips|shared_scores)$$'
+	  --tests-regex '^test_(parallel|solve|components|masked_structures|strips|shared_scores)$$'
 
 FUZZ := -m fuzz --minutes $(MINUTES) --seed $(SEED) --size $(SIZE) --dtype $(DTYPE) $(FUZZ_ARGS)
 

@@ -92,21 +92,20 @@ void require_structures(const Problem<T>& p, std::size_t batch, const FoundStruc
           "the lists of structures do not fit together");
 }
 
-// A component is solved by rows as a whole, or not at all; a sequence is solved by flows or not.
+// Trees and matchings may be solved by rows, and sequences by flows.
 template <class T>
 void require_cuts(const Problem<T>& p, std::size_t batch, const FoundStructures& found) {
   const std::size_t factors = static_cast<std::size_t>(p.structured.count);
   require(found.num_cuts.size() == batch * factors, "num_cuts has the wrong shape");
-  const std::vector<int> leaders = solved_by_rows_with(p);
   std::size_t members = 0;
   for (std::size_t k = 0; k < found.num_cuts.size(); ++k) {
     const int f = static_cast<int>(k % factors), kind = p.structured.kind[f];
     const bool is_sequence = kind == static_cast<int>(OracleKind::sequence) ||
                              kind == static_cast<int>(OracleKind::sequence_budget);
     const bool is_tree = kind == static_cast<int>(OracleKind::tree);
-    const bool listed = found.num_cuts[k] >= 0, possible = leaders[f] >= 0;
-    require((!possible || listed == (found.num_cuts[k - f + leaders[f]] >= 0)) &&
-                (possible || is_sequence || !listed) && (found.count[k] == 0 || !listed),
+    const bool is_matching = kind == static_cast<int>(OracleKind::matching);
+    const bool listed = found.num_cuts[k] >= 0;
+    require(!listed || (found.count[k] == 0 && (is_sequence || is_tree || is_matching)),
             "num_cuts does not fit the structures");
     if (!listed) continue;
     require(is_tree || found.num_cuts[k] == 1, "a matching, or a sequence, has one list");

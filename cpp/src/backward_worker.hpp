@@ -102,18 +102,34 @@ double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>&
              state.row_system, static_cast<StructuredFactors<T>*>(nullptr), state.d, state.row_rhs);
 }
 
+// Trees and matchings are solved by rows all together or not at all; sequences are solved by flows
+// or not. by_rows: whether all is.
+template <class T>
+bool lists_fit(const Structured& s, const std::int32_t* num_cuts, bool possible, bool by_rows) {
+  for (int f = 0; f < s.count; ++f) {
+    const auto kind = static_cast<OracleKind>(s.kind[f]);
+    const bool flows = kind == OracleKind::sequence || kind == OracleKind::sequence_budget;
+    const bool listed = num_cuts[f] >= 0;
+    if (possible ? listed != by_rows : listed && !flows) return false;
+  }
+  return true;
+}
+
 template <class T>
 void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads,
              const StructureOffsets& at, BackwardState<T>& state) {
   Gradients<T> g{grads.grad_mu.at(i), grads.grad_mu_v.at(i), grads.grad_eta_u.at(i),
                  grads.grad_eta_v.at(i)};
-  if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
+  const std::int32_t* num_cuts = grads.num_cuts + i * p.structured.count;
+  const bool possible = RowForm<T>::possible(p), by_rows = possible && num_cuts[0] >= 0;
+  const bool fit = lists_fit<T>(p.structured, num_cuts, possible, by_rows);
+  if (!fit || grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
     std::fill_n(g.grad_eta_u, p.num_vars, T(0));
     std::fill_n(g.grad_eta_v, p.num_scores(), T(0));
-    grads.residual[i] = 0;
+    grads.residual[i] = fit ? 0 : std::numeric_limits<double>::infinity();
     return;
   }
-  if (RowForm<T>::possible(p) && grads.num_cuts[i * p.structured.count] >= 0) {
+  if (by_rows) {
     grads.residual[i] = state.is_tree ? vjp_of_tree(p, i, grads, at, g, state.tree)
                                       : vjp_by_rows(p, i, grads, at, g, state);
     return;

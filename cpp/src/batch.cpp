@@ -14,15 +14,24 @@
 namespace factormax {
 namespace {
 
-template <class U>
-void join(const std::vector<InstanceStructures>& parts, std::vector<U> InstanceStructures::* list,
-          std::vector<U>& all) {
+template <class Part, class U>
+void join(const std::vector<Part>& parts, std::vector<U> Part::* list, std::vector<U>& all) {
   std::size_t size = 0;
-  for (const InstanceStructures& part : parts) size += (part.*list).size();
+  for (const Part& part : parts) size += (part.*list).size();
   all.reserve(size);
-  for (const InstanceStructures& part : parts) {
-    all.insert(all.end(), (part.*list).begin(), (part.*list).end());
-  }
+  for (const Part& part : parts) all.insert(all.end(), (part.*list).begin(), (part.*list).end());
+}
+
+// Part: the structures of an instance.
+template <class Part>
+void join(const std::vector<Part>& parts, FoundStructures& found) {
+  join(parts, &Part::count, found.count);
+  join(parts, &Part::prob, found.prob);
+  join(parts, &Part::on, found.on);
+  join(parts, &Part::features, found.features);
+  join(parts, &Part::dense, found.dense);
+  join(parts, &Part::num_cuts, found.num_cuts);
+  join(parts, &Part::cuts, found.cuts);
 }
 
 // ---- Components
@@ -298,13 +307,7 @@ void solve_whole(const Problem<T>& problem, std::int64_t batch, Method method,
   };
   parallel_for(batch, make_worker, [&] { control.stopped(may_poll); });
   if (control.stop.load()) return;
-  join(parts, &InstanceStructures::count, found.count);
-  join(parts, &InstanceStructures::prob, found.prob);
-  join(parts, &InstanceStructures::on, found.on);
-  join(parts, &InstanceStructures::features, found.features);
-  join(parts, &InstanceStructures::dense, found.dense);
-  join(parts, &InstanceStructures::num_cuts, found.num_cuts);
-  join(parts, &InstanceStructures::cuts, found.cuts);
+  join(parts, found);
 }
 
 // may_poll: whether this is the thread that `control` polls on.
@@ -316,22 +319,34 @@ void solve_now(const Problem<T>& problem, std::int64_t batch, Method method, con
   solve(problem, batch, method, options, warm, out, found, control, may_poll);
 }
 
+// Which variables masks and scores leave.
+template <class T>
+struct Scored {
+  const Problem<T>& p;
+
+  bool operator()(std::int64_t i, int j) const {
+    return is_present(p.mask.at(i), p.eta_u.at(i), j);
+  }
+};
+
 // Instances whose masks differ are cut into parts one by one. A thread that has no instance left
 // helps with the parts of others.
 template <class T>
 void solve_each_masked(const Problem<T>& problem, std::int64_t batch, Method method,
                        const Options& options, Batched<const T> warm, const Outputs<T>& out,
                        FoundStructures& found, Control& control) {
+  std::vector<FoundStructures> each(batch);
   const auto make_worker = [&]() -> Worker {
     return [&](std::int64_t i, bool is_caller) {
       if (control.stopped(is_caller)) return;
-      const auto parts = parts_of(problem, i);
+      const auto parts = parts_of(problem, i, Scored<T>{problem});
       const Problem<T> own = alone(parts == nullptr ? problem : in_parts(problem, *parts), i);
-      solve_now<T>(own, 1, method, options, {warm.at(i), 0}, alone(out, i), found, control,
+      solve_now<T>(own, 1, method, options, {warm.at(i), 0}, alone(out, i), each[i], control,
                    is_caller);
     };
   };
   parallel_for(batch, make_worker, [&] { control.stopped(true); });
+  join(each, found);
 }
 
 }  // namespace
@@ -365,12 +380,13 @@ void solve_batch(const Problem<T>& problem, std::int64_t batch, Method method,
   if (method == Method::compact && problem.lone_rows != nullptr) {
     return solve_lone_rows(problem, batch, options.tol, out, control);
   }
-  const bool may_part = batch > 0 && Components::may_part(problem);
-  const Masked masked = may_part ? how_masked(problem, batch) : Masked::no;
+  const Scored<T> there{problem};
+  const bool may_part = batch > 0 && Components::may_part(problem) && !all_present(problem, batch);
+  const Masked masked = may_part ? how_masked(problem.num_vars, batch, there) : Masked::no;
   if (masked == Masked::each_own) {
     return solve_each_masked(problem, batch, method, options, warm, out, found, control);
   }
-  const auto parts = masked == Masked::alike ? parts_of(problem, 0) : nullptr;
+  const auto parts = masked == Masked::alike ? parts_of(problem, 0, there) : nullptr;
   const auto solve = [&](const Problem<T>& own) {
     solve_now(own, batch, method, options, warm, out, found, control, true);
   };

@@ -10,6 +10,7 @@
 #include "factormax/parallel.hpp"
 #include "factormax/structured/row_form.hpp"
 #include "local_problem.hpp"
+#include "masked_parts.hpp"
 #include "score_rows.hpp"
 #include "structure_lists.hpp"
 
@@ -51,7 +52,7 @@ class WholeVjp {
 
 template <class T>
 void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
-               const StructureOffsets& at, Control& control) {
+               const StructureOffsets& at, Control& control, bool may_poll) {
   Needs needs;
   if (problem.structured.count > 0) {
     needs.structures = false;
@@ -65,11 +66,11 @@ void vjp_whole(const Problem<T>& problem, std::int64_t batch, const BatchGradien
     auto worker = std::make_shared<WholeVjp<T>>(problem, needs, grads, control);
     return [&, worker](std::int64_t item, bool is_caller) {
       for (std::int64_t i = item * block; i < std::min((item + 1) * block, batch); ++i) {
-        (*worker)(i, at, is_caller);
+        (*worker)(i, at, is_caller&& may_poll);
       }
     };
   };
-  parallel_for(grads.summed.num_blocks(batch), make_worker, [&] { control.stopped(true); });
+  parallel_for(grads.summed.num_blocks(batch), make_worker, [&] { control.stopped(may_poll); });
 }
 
 // ---- Components
@@ -147,17 +148,21 @@ class ComponentVjp {
 
 template <class T>
 void vjp_components(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
-                    const StructureOffsets& at, Control& control) {
+                    const StructureOffsets& at, Control& control, bool may_poll) {
   const Components& components = *problem.components;
   const int chunks = components.num_chunks(), factors = problem.structured.count;
   std::vector<Needs> needs(components.num_kinds());
-  const std::vector<int> leaders = solved_by_rows_with(problem);
-  for (int f = 0; f < factors; ++f)
-    needs[components[components.of_factor(f)].kind].structures = false;
+  std::vector<std::uint8_t> possible;  // by rows, for each kind
+  for (int kind = 0; kind < components.num_kinds(); ++kind) {
+    Problem<T> own;
+    static_cast<Layout&>(own) = components.layout(kind);
+    possible.push_back(RowForm<T>::possible(own));
+    needs[kind].structures = own.structured.count == 0;
+  }
   for (std::int64_t k = 0; k < batch * factors; ++k) {
-    const int f = static_cast<int>(k % factors);
-    needs[components[components.of_factor(f)].kind].add(leaders[f] >= 0 && grads.num_cuts[k] >= 0,
-                                                        grads.count[k], grads.num_cuts[k]);
+    const int kind = components[components.of_factor(static_cast<int>(k % factors))].kind;
+    needs[kind].add(possible[kind] != 0 && grads.num_cuts[k] >= 0, grads.count[k],
+                    grads.num_cuts[k]);
   }
   std::vector<double> residuals(batch * chunks, 0.0);
   const std::int64_t block = grads.summed.block, blocks = grads.summed.num_blocks(batch);
@@ -174,17 +179,106 @@ void vjp_components(const Problem<T>& problem, std::int64_t batch, const BatchGr
         for (int k = 0; k < runs.size; ++k) {
           for (int c = runs[k].first; c < runs[k].last; ++c) {
             if (control.stop.load(std::memory_order_relaxed)) return;
-            worst = worse(worst, (*workers)[k](i, components[c], grads, at, is_caller));
+            const double own = (*workers)[k](i, components[c], grads, at, is_caller && may_poll);
+            worst = worse(worst, own);
           }
         }
       }
     };
   };
-  parallel_for(blocks * chunks, make_worker, [&] { control.stopped(true); });
+  parallel_for(blocks * chunks, make_worker, [&] { control.stopped(may_poll); });
   for (std::int64_t i = 0; i < batch; ++i) {
     grads.residual[i] =
         std::accumulate(&residuals[i * chunks], &residuals[i * chunks] + chunks, 0.0, worse);
   }
+}
+
+// ---- Parts that masks leave
+
+// Which variables a solution has.
+template <class T>
+struct Solved {
+  const BatchGradients<T>& grads;
+
+  bool operator()(std::int64_t i, int j) const {
+    return grads.var_side.at(i)[j] != static_cast<std::int8_t>(Side::absent);
+  }
+};
+
+// Instance i as a batch of one.
+template <class T>
+BatchGradients<T> alone(BatchGradients<T> g, std::int64_t i, int factors,
+                        const StructureOffsets& at) {
+  const auto row = [i](auto& all) { all = {all.at(i), 0}; };
+  row(g.grad_mu);
+  row(g.grad_mu_v);
+  row(g.var_side);
+  row(g.row_side);
+  row(g.grad_eta_u);
+  row(g.grad_eta_v);
+  g.summed = {};
+  g.status += i;
+  g.residual += i;
+  const std::int64_t first = i * factors;
+  g.count += first;
+  g.num_cuts += first;
+  g.prob += at.structure[first];
+  if (g.grad_prob != nullptr) g.grad_prob += at.structure[first];
+  g.on += at.on[first];
+  g.features += at.features[first];
+  g.dense += at.dense[first];
+  g.cuts += at.cuts[first];
+  return g;
+}
+
+// may_poll: whether this is the thread that `control` polls on.
+template <class T>
+void vjp_now(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+             const StructureOffsets& at, Control& control, bool may_poll) {
+  const auto differentiate = problem.components == nullptr ? vjp_whole<T> : vjp_components<T>;
+  differentiate(problem, batch, grads, at, control, may_poll);
+}
+
+template <class T>
+void vjp_each_masked(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+                     const StructureOffsets& at, Control& control) {
+  const ScoreSums<T>& summed = grads.summed;
+  const auto differentiate = [&](std::int64_t i, std::vector<T>& row, bool is_caller) {
+    const auto parts = parts_of(problem, i, Solved<T>{grads});
+    const Problem<T> own = alone(parts == nullptr ? problem : in_parts(problem, *parts), i);
+    BatchGradients<T> one = alone(grads, i, problem.structured.count, at);
+    if (!row.empty()) one.grad_eta_v = {row.data(), 0};
+    vjp_now(own, 1, one, offsets_of(own, 1, one.count, one.num_cuts), control, is_caller);
+    if (row.empty() || control.stop.load(std::memory_order_relaxed)) return;
+    add_gradient(summed, all_scores(problem), i, row.data());
+  };
+  const auto make_worker = [&]() -> Worker {
+    const std::size_t scores = summed.runs.empty() ? 0 : std::size_t(problem.num_scores());
+    auto row = std::make_shared<std::vector<T>>(scores);
+    return [&, row](std::int64_t item, bool is_caller) {
+      const std::int64_t end = std::min((item + 1) * summed.block, batch);
+      for (std::int64_t i = item * summed.block; i < end; ++i) {
+        if (control.stopped(is_caller)) return;
+        differentiate(i, *row, is_caller);
+      }
+    };
+  };
+  parallel_for(summed.num_blocks(batch), make_worker, [&] { control.stopped(true); });
+}
+
+// Structured factors are differentiated in the parts that they were solved in, each by rows or by
+// structures. Rows are as quick in one piece.
+template <class T>
+void vjp_masked(const Problem<T>& problem, std::int64_t batch, const BatchGradients<T>& grads,
+                Control& control) {
+  const StructureOffsets at = offsets_of(problem, batch, grads.count, grads.num_cuts);
+  const Solved<T> there{grads};
+  const bool may_part = batch > 0 && Components::may_part(problem);
+  const Masked masked = may_part ? how_masked(problem.num_vars, batch, there) : Masked::no;
+  if (masked == Masked::each_own) return vjp_each_masked(problem, batch, grads, at, control);
+  const auto parts = masked == Masked::alike ? parts_of(problem, 0, there) : nullptr;
+  if (parts == nullptr) return vjp_now(problem, batch, grads, at, control, true);
+  vjp_now(in_parts(problem, *parts), batch, grads, at, control, true);
 }
 
 }  // namespace
@@ -201,27 +295,6 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem) {
                 oracle.is_dense() ? problem.structured.scores(f) : 0};
   }
   return sizes;
-}
-
-template <class T>
-std::vector<int> solved_by_rows_with(const Problem<T>& problem) {
-  std::vector<int> leader(problem.structured.count, -1);
-  const auto lead = [&](const Layout& layout, const auto& number) {
-    Problem<T> own;
-    static_cast<Layout&>(own) = layout;
-    if (!RowForm<T>::possible(own)) return;
-    for (int k = 0; k < layout.structured.count; ++k) leader[number(k)] = number(0);
-  };
-  if (problem.components == nullptr) {
-    lead(problem, [](int k) { return k; });
-    return leader;
-  }
-  const Components& components = *problem.components;
-  for (int c = 0; c < components.count(); ++c) {
-    const Component& own = components[c];
-    lead(components.layout(own.kind), [&](int k) { return own.factors.index[k]; });
-  }
-  return leader;
 }
 
 template <class T>
@@ -243,16 +316,16 @@ void vjp_batch(const Problem<T>& solved, std::int64_t batch, const BatchGradient
   if (solved.lone_rows != nullptr) return vjp_lone_rows(solved, batch, grads, control);
   Problem<T> problem = solved;
   problem.eta_u = {};  // all that matters of the scores is in the sides
-  StructureOffsets at;
-  if (problem.structured.count > 0) at = offsets_of(problem, batch, grads.count, grads.num_cuts);
-  const auto differentiate = problem.components == nullptr ? vjp_whole<T> : vjp_components<T>;
-  differentiate(problem, batch, grads, at, control);
+  if (problem.structured.count > 0) {
+    vjp_masked(problem, batch, grads, control);
+  } else {
+    vjp_now(problem, batch, grads, StructureOffsets(), control, true);
+  }
   if (!grads.summed.runs.empty()) add_blocks(grads.summed, batch);
 }
 
 #define FACTORMAX_INSTANTIATE(T)                                              \
   template std::vector<StructureSizes> structure_sizes<T>(const Problem<T>&); \
-  template std::vector<int> solved_by_rows_with<T>(const Problem<T>&);        \
   template int list_length<T>(const Problem<T>&, int);                        \
   template void vjp_batch<T>(const Problem<T>&, std::int64_t, const BatchGradients<T>&, Control&);
 

@@ -82,12 +82,19 @@ ComponentLabels::ComponentLabels(const Layout& whole)
 ComponentLabels::ComponentLabels(const Layout& whole, const std::uint8_t* present)
     : p_(whole),
       of_var_(static_cast<std::size_t>(p_.num_vars)),
-      of_factor_(static_cast<std::size_t>(p_.num_blocks) + p_.num_pairs) {
+      of_factor_(static_cast<std::size_t>(p_.num_blocks) + p_.num_pairs + p_.structured.count) {
   Sets sets(p_.num_vars);
+  std::vector<std::uint8_t> placed(present, present + p_.num_vars);
+  const int plain = p_.num_blocks + p_.num_pairs;
   each_factor([&](int f, const std::int32_t* begin, const std::int32_t* end) {
     std::int32_t root = -1;
+    const auto join = [&](std::int32_t j) { root = root < 0 ? j : sets.join(sets.find(root), j); };
     for (const std::int32_t* j = begin; j != end; ++j) {
-      if (present[*j] != 0) root = root < 0 ? *j : sets.join(sets.find(root), *j);
+      if (present[*j] != 0) join(*j);
+    }
+    for (const std::int32_t* j = begin; j != end && f >= plain; ++j) {
+      if (placed[*j] == 0) join(*j);
+      placed[*j] = 1;
     }
     of_factor_[f] = root >= 0 ? root : begin == end ? 0 : *begin;  // one of its variables
   });
@@ -98,9 +105,9 @@ ComponentLabels::ComponentLabels(const Layout& whole, const std::uint8_t* presen
   for (std::int32_t& of : of_factor_) of = of_var_[of];
 }
 
-int ComponentLabels::largest() const {
+int ComponentLabels::largest(const std::uint8_t* present) const {
   std::vector<int> size(static_cast<std::size_t>(count_), 0);
-  for (const std::int32_t c : of_var_) ++size[c];
+  for (int j = 0; j < p_.num_vars; ++j) size[of_var_[j]] += present[j] != 0;
   return count_ == 0 ? 0 : *std::max_element(size.begin(), size.end());
 }
 
@@ -136,8 +143,9 @@ void ComponentLabels::gather_closed() {
 void ComponentLabels::gather_neighbours() {
   std::vector<std::int64_t> work(static_cast<std::size_t>(count_), 0);
   for (const std::int32_t c : of_var_) ++work[c];
+  const int plain = p_.num_blocks + p_.num_pairs;
   each_factor([&](int f, const std::int32_t* begin, const std::int32_t* end) {
-    work[of_factor_[f]] += end - begin;
+    work[of_factor_[f]] += f < plain ? end - begin : kTogether;
   });
   std::vector<std::int32_t> group(static_cast<std::size_t>(count_), -1);
   int first = -1;

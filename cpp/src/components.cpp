@@ -147,7 +147,9 @@ class Components::Finder {
       component.dual = indices(made_.dual_, dual, made_.dual_.size());
       component.scores = indices(made_.score_, score, made_.score_.size());
       component.factors = indices(made_.factor_, factors.ptr[c], factors.ptr[c + 1]);
-      component.kind = present_ == nullptr ? kind_of_this() : new_kind();
+      // Few of those that masks leave are alike, unless they have structured factors.
+      const bool compare = present_ == nullptr || component.factors.count > 0;
+      component.kind = compare ? kind_of_this() : new_kind();
     }
   }
 
@@ -158,8 +160,10 @@ class Components::Finder {
   std::size_t most_ghosts() const {
     if (present_ == nullptr) return 0;
     const auto absent = [&](std::int32_t j) { return present_[j] == 0; };
+    const std::int32_t* last = s_.count == 0 ? s_.var : s_.var + s_.var_ptr[s_.count];
     return std::count_if(p_.col, p_.col + p_.num_entries, absent) +
-           std::count_if(p_.pair_var, p_.pair_var + 2 * p_.num_pairs, absent);
+           std::count_if(p_.pair_var, p_.pair_var + 2 * p_.num_pairs, absent) +
+           std::count_if(s_.var, last, absent);
   }
 
   // The next variable of this component.
@@ -265,11 +269,14 @@ std::unique_ptr<const Components> Components::of(const Layout& whole, const doub
 }
 
 bool Components::may_part(const Layout& whole) {
-  // In grids of fewer variables, finding the parts took as long as they saved.
-  constexpr int kLarge = 8192;
+  // In smaller graphs, finding the parts took as long as they saved: in grids, and among structured
+  // factors that only rows and pairs join. Links take the more passes the larger the graph is.
+  constexpr int kLarge = 8192, kLargeStructured = 16384, kLargeLinked = 512;
   const Components* known = whole.components;
-  const int largest = known == nullptr ? whole.num_vars : (*known)[0].vars.count;
-  return whole.structured.count == 0 && largest >= kLarge;
+  const Layout& hardest = known == nullptr ? whole : known->layout((*known)[0].kind);
+  const Structured& s = hardest.structured;
+  const int least = s.num_links > 0 ? kLargeLinked : s.count > 0 ? kLargeStructured : kLarge;
+  return hardest.num_vars >= least;
 }
 
 namespace {
@@ -289,7 +296,7 @@ bool are_worthwhile(const Layout& whole, const std::uint8_t* present, int larges
       before = std::max<std::int64_t>(before, there);
     }
   }
-  return 3 * std::int64_t(largest) <= 2 * before;
+  return largest > 0 && 3 * std::int64_t(largest) <= 2 * before;
 }
 
 }  // namespace
@@ -297,7 +304,7 @@ bool are_worthwhile(const Layout& whole, const std::uint8_t* present, int larges
 std::unique_ptr<const Components> Components::of_present(const Layout& whole,
                                                          const std::uint8_t* present) {
   ComponentLabels labels(whole, present);
-  if (!are_worthwhile(whole, present, labels.largest())) return nullptr;
+  if (!are_worthwhile(whole, present, labels.largest(present))) return nullptr;
   labels.gather_neighbours();
   if (labels.count() < 2) return nullptr;
   auto made = std::make_unique<Components>();

@@ -16,32 +16,35 @@ enum class Masked {
   each_own,  // they differ
 };
 
-template <class T>
-Masked how_masked(const Problem<T>& p, std::int64_t batch) {
-  bool finite = true;  // a score of -inf is a mask too
-  for (std::int64_t i = 0; i < (p.eta_u.stride == 0 ? 1 : batch) && finite; ++i) {
-    finite = all_finite(p.eta_u.at(i), p.num_vars);
-  }
-  if (p.mask.data == nullptr && finite) return Masked::no;
-  const auto there = [&](std::int64_t i, int j) {
-    return is_present(p.mask.at(i), p.eta_u.at(i), j);
-  };
+// there(i, j): whether instance i has variable j.
+template <class There>
+Masked how_masked(int num_vars, std::int64_t batch, const There& there) {
   for (std::int64_t i = 1; i < batch; ++i) {
-    for (int j = 0; j < p.num_vars; ++j) {
+    for (int j = 0; j < num_vars; ++j) {
       if (there(i, j) != there(0, j)) return Masked::each_own;
     }
   }
-  return Masked::alike;
+  for (int j = 0; j < num_vars; ++j) {
+    if (!there(0, j)) return Masked::alike;
+  }
+  return Masked::no;
+}
+
+template <class T>
+bool all_present(const Problem<T>& p, std::int64_t batch) {
+  bool finite = p.mask.data == nullptr;  // a score of -inf is a mask too
+  for (std::int64_t i = 0; i < (p.eta_u.stride == 0 ? 1 : batch) && finite; ++i) {
+    finite = all_finite(p.eta_u.at(i), p.num_vars);
+  }
+  return finite;
 }
 
 // The components of what the masks of instance i leave; null if nothing would be gained by them.
 // They depend on the instance alone: so does its answer, to the last bit.
-template <class T>
-std::unique_ptr<const Components> parts_of(const Problem<T>& p, std::int64_t i) {
+template <class There>
+std::unique_ptr<const Components> parts_of(const Layout& p, std::int64_t i, const There& there) {
   std::vector<std::uint8_t> present(static_cast<std::size_t>(p.num_vars));
-  const std::uint8_t* mask = p.mask.at(i);
-  const T* eta_u = p.eta_u.at(i);
-  for (int j = 0; j < p.num_vars; ++j) present[j] = is_present(mask, eta_u, j);
+  for (int j = 0; j < p.num_vars; ++j) present[j] = there(i, j);
   return Components::of_present(p, present.data());
 }
 
@@ -62,6 +65,8 @@ Problem<T> alone(Problem<T> p, std::int64_t i) {
   p.eta_u = {p.eta_u.at(i), 0};
   p.eta_v = {p.eta_v.at(i), 0};
   p.mixed.own = {p.mixed.own.at(i), 0};
+  p.structured.param = {p.structured.param.at(i), 0};
+  p.structured.first += i;
   return p;
 }
 

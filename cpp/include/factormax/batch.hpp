@@ -37,11 +37,6 @@ std::vector<StructureSizes> structure_sizes(const Problem<T>& problem);
 template <class T>
 int list_length(const Problem<T>& problem, int f);
 
-// The structured factors of a component are solved by rows all together or not at all. For each
-// factor: the first one of its component, or -1 if these are never solved by rows.
-template <class T>
-std::vector<int> solved_by_rows_with(const Problem<T>& problem);
-
 // Bytes that one thread works in.
 template <class T>
 std::size_t workspace_bytes(const Problem<T>& problem, Method method);
@@ -116,7 +111,8 @@ struct BatchGradients {
   const std::int32_t* status = nullptr;  // (B,) of the solve: infeasible instances get 0
   Batched<T> grad_eta_u;                 // (n,)
   Batched<T> grad_eta_v;                 // (P + structured scores,), if nothing is summed
-  double* residual = nullptr;            // (B,) relative, of the reduced system
+  double* residual = nullptr;            // (B,) relative, of the reduced system; +inf: no such
+                                         // structures could have been found
   const std::int32_t* count = nullptr;   // (B, S), and what FoundStructures holds
   const double* prob = nullptr;
   const std::int32_t* on = nullptr;

@@ -65,7 +65,8 @@ class Components {
   // few passes over it.
   static bool may_part(const Layout& whole);
   // The components of what masks leave; null if they are hardly smaller than `whole.components`.
-  // present: (n,). A factor keeps its masked variables. Small components are put together.
+  // present: (n,). A factor keeps its masked variables. Small components without structured factors
+  // are put together.
   static std::unique_ptr<const Components> of_present(const Layout& whole,
                                                       const std::uint8_t* present);
 
