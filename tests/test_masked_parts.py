@@ -182,6 +182,23 @@ def test_answers_depend_on_the_instance_alone(kind):
             np.testing.assert_array_equal(ours.structures[i][:count], theirs.structures)
 
 
+@pytest.mark.parametrize("kind", ["sequence", "budget"])
+def test_gradients_of_shared_scores_are_added_up(kind):
+    numbers = with_masks_of_their_own(kind)
+    together = Whole(numbers)
+    grad = np.random.default_rng(2).normal(size=together.u.shape)
+    slopes = together.fg.solve().vjp({together.u: np.broadcast_to(grad, (3, *grad.shape))})
+    expected = [[0.0] * PER for _ in range(GROUPS)]
+    for i in range(3):
+        alone = Whole(instance(numbers, i))
+        own = alone.fg.solve().vjp({alone.u: grad})
+        for g, k in np.ndindex(GROUPS, PER):
+            expected[g][k] = expected[g][k] + own[alone.factors[g][k]]
+    for g, k in np.ndindex(GROUPS, PER):
+        found = slopes[together.factors[g][k]]
+        np.testing.assert_allclose(found, expected[g][k], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["sequence", "tree", "own"])
 def test_the_number_of_threads_does_not_matter(kind):
     answers, threads = [], fm.get_num_threads()
@@ -191,8 +208,8 @@ def test_the_number_of_threads_does_not_matter(kind):
             whole = Whole(with_masks_of_their_own(kind, scale=0.5))
             solution = whole.fg.solve()
             grad = np.cos(np.arange(whole.u.value.size)).reshape(whole.u.value.shape)
-            slope = solution.vjp({whole.u: grad})[whole.u]
-            answers.append([whole.u.value, slope, solution.objective])
+            slopes = solution.vjp({whole.u: grad})
+            answers.append([whole.u.value, solution.objective, *slopes.values()])
             answers[-1] += [f.probs for factors in whole.factors for f in factors]
     finally:
         fm.set_num_threads(threads)
