@@ -369,14 +369,14 @@ def grids(quick: bool) -> Section:
             require(error <= 1e-4, f"the grid is off by {error}")  # Clarabel's error is 2e-5
         grad = {u: rng.standard_normal(n * n)}
         calls: dict[str, Callable[[], object]] = {
-            f"forward, {k} threads": partial(on_threads, k, fg.solve) for k in threads
+            f"forward {k}": partial(on_threads, k, fg.solve) for k in threads
         }
         calls["backward"] = partial(on_threads, 1, partial(solution.vjp, grad))
         times = interleaved(calls, 3 if quick else 9)
         rows.append([f"{n}x{n}, scale {scale:g}", int(solution.iterations)])
         rows[-1] += [1e3 * seconds for seconds in times.values()]
     fm.set_num_threads(None)
-    header = ["", "passes", *[f"{k} threads" for k in threads], "backward"]
+    header = ["", "passes", *[f"on {k} of {cores} cores" for k in threads], "backward"]
     text = table("Grids of pairs, NumPy, forward and backward (ms)", header, rows)
     return text, {"rows": rows}
 

@@ -423,7 +423,7 @@ def test_forbidden_transitions_and_bad_scores():
         if where is None:
             fg.solve()
             continue
-        index = r"\(0, 1, 0\)" if where == "transitions" else r"\(2, 1\)"
+        index = r"\(1, 0\)" if where == "transitions" else r"\(2, 1\)"
         with pytest.raises(ValueError, match=f"{where}.* at index {index}"):
             fg.solve()
 

@@ -137,3 +137,19 @@ def test_iterations_stay_within_their_limit(max_iter):
     solution = fg.solve(max_iter=max_iter, on_failure="ignore")
     assert solution.iterations <= max_iter
     assert np.isfinite(u.value).all()
+
+
+def test_a_part_that_runs_out_of_passes_leaves_a_start():
+    fg, _ = build("windows", 100.0)
+    passes = [int(fg.solve(tol=1e-3, max_iter=m).iterations) for m in (600, 1_200)]
+    assert passes[0] == passes[1] < 600
+
+
+def test_passes_do_not_depend_on_threads_even_if_a_part_is_infeasible(threads):
+    fg, u = build("frames", 1.0)
+    fg.add(fm.AtLeast(u[10], 2))
+    passes = []
+    for count in (1, 2, 8, 8):
+        threads(count)
+        passes.append(int(fg.solve(on_failure="ignore").iterations))
+    assert len(set(passes)) == 1

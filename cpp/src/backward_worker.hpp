@@ -123,15 +123,18 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
   const std::int32_t* num_cuts = grads.num_cuts + i * p.structured.count;
   const bool possible = RowForm<T>::possible(p), by_rows = possible && num_cuts[0] >= 0;
   const bool fit = lists_fit<T>(p.structured, num_cuts, possible, by_rows);
-  if (!fit || grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) {
+  constexpr double lost = std::numeric_limits<double>::infinity();
+  const auto give_up = [&](double residual) {
     std::fill_n(g.grad_eta_u, p.num_vars, T(0));
     std::fill_n(g.grad_eta_v, p.num_scores(), T(0));
-    grads.residual[i] = fit ? 0 : std::numeric_limits<double>::infinity();
-    return;
-  }
+    grads.residual[i] = residual;
+  };
+  if (!fit) return give_up(lost);
+  if (grads.status[i] == static_cast<std::int32_t>(Status::infeasible)) return give_up(0);
   if (by_rows) {
     grads.residual[i] = state.is_tree ? vjp_of_tree(p, i, grads, at, g, state.tree)
                                       : vjp_by_rows(p, i, grads, at, g, state);
+    if (grads.residual[i] == lost) give_up(lost);
     return;
   }
   state.instance.prepare(p, i);

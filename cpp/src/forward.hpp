@@ -39,7 +39,7 @@ struct ForwardState {
   StructuredFactors<T> structured;
   AdmmSolver<T> admm;
   ProximalSolver<T> proximal;
-  Strips<T> strips;
+  std::vector<T> start;  // multipliers that strips were solved for
   Span<T> error;
   Span<T> rows;  // scratch of AD3
   RowFormState<T> by_rows;
@@ -119,6 +119,30 @@ struct InstanceStructures {
   }
 };
 
+// Writes a start for a large and long instance. Returns the passes that it took, over the part that
+// took the most; 0 without a start.
+template <class T>
+int start_by_strips(const Problem<T>& p, const Options& options, ForwardState<T>& state,
+                    Control& control, bool may_poll) {
+  const Instance<T>& instance = state.instance;
+  if constexpr (Precision<T>::finest) {  // float leaves such graphs to double
+    if (instance.m < Strips<T>::kManyRows || p.structured.count > 0 || !instance.consistent ||
+        !options.finish) {
+      return 0;
+    }
+    try {
+      Strips<T> strips(instance, options, control, may_poll);
+      if (!strips.solve()) return 0;
+      state.start.assign(static_cast<std::size_t>(p.num_dual()), T(0));
+      strips.write_multipliers(state.start.data());
+      return strips.passes();
+    } catch (const std::bad_alloc&) {
+      return 0;  // it can do without
+    }
+  }
+  return 0;
+}
+
 // Solves a prepared instance by the method; the state then holds the point it ended at. has_rows:
 // the compact method may give up, since the instance is then solved by rows.
 template <class T>
@@ -128,13 +152,11 @@ Result run(const Problem<T>& p, Method method, Options options, const T* warm, b
   Result result;
   switch (method) {
     case Method::compact: {
-      int passes = 0;
-      if (warm == nullptr && !p.structured.count) {
-        warm = state.strips.start(instance, p.num_dual(), options, control, may_poll, passes);
-      }
-      options.max_iter -= passes;
+      const int passes =
+          warm == nullptr ? start_by_strips(p, options, state, control, may_poll) : 0;
+      if (passes > 0) warm = state.start.data();
       result = state.proximal.solve_quadratic(instance, warm, options, control, may_poll, has_rows);
-      result.iterations += passes;
+      result.iterations = std::max(result.iterations, passes);
       state.point = &state.proximal.point();
       state.certificate = state.proximal.certificate();
       break;
@@ -385,7 +407,7 @@ class ForwardWorker {
       ForwardState<T>& state = leased_->state;
       try {
         solve_one(problem_, i, method_, options, warm, out, found, state, control_, is_caller);
-      } catch (const std::bad_alloc&) {  // only the lists of structures found grow
+      } catch (const std::bad_alloc&) {  // lists of structures grow as they are found
         return control_.fail_for_memory();
       }
       if (!state.structured.any() || state.structured.trouble() != ActiveSetResult::no_room) return;
@@ -397,7 +419,7 @@ class ForwardWorker {
   // In float large graphs hardly take less time, and twice as much where that stalls.
   bool in_double() const {
     return !Precision<T>::finest && method_ == Method::compact && problem_.structured.count == 0 &&
-           problem_.num_dual() >= kLarge;
+           problem_.num_dual() >= Strips<double>::kManyRows;
   }
 
   void reserve() {
@@ -409,7 +431,6 @@ class ForwardWorker {
   }
 
   static constexpr double kClose = 5e-3;
-  static constexpr int kLarge = 16384;  // rows and pairs
 
   const Problem<T>& problem_;
   Method method_;

@@ -67,14 +67,13 @@ class GraphParts {
   }
 
  private:
-  static constexpr int kLevels = 32;  // of a strip, at least
-  static constexpr int kFewest = 8;   // strips
-  static constexpr int kWidest =
-      128;  // with more than 1 / 128 of the variables a level is too wide
+  static constexpr int kLevels = 32;   // per strip, at least
+  static constexpr int kFewest = 8;    // strips that are worth cutting
+  static constexpr int kWidest = 128;  // a level with more than 1/128 of the variables is too wide
   static constexpr std::int32_t kNone = -1, kAny = -2;  // labels of those in no part, and not yet
 
-  // A level has the variables that are equally many rows away from the first one; a row is within
-  // one or two adjacent levels.
+  // A level has the variables that are the same number of rows away from the first one; a row is
+  // within one level or two adjacent ones.
   bool find_levels(const Instance<T>& p) {
     label_.assign(static_cast<std::size_t>(p.n), kNone);
     row_stamp_.assign(static_cast<std::size_t>(p.m), 0);

@@ -41,7 +41,7 @@ class PartSolver {
   bool valid() const { return memory_.valid(); }
 
   // Solves for the multipliers of these rows, ascending, and updates them and the reduced scores of
-  // their variables. cold: as if there were no multipliers yet. On failure, nothing is written.
+  // their variables, unless there is no solution. cold: as if there were no multipliers yet.
   Result solve(const Instance<T>& whole, Span<const std::int32_t> rows, const Standing<T>& at,
                const Options& options, bool cold, Control& control, bool may_poll) {
     cut_out(whole, rows, at);
@@ -54,13 +54,13 @@ class PartSolver {
       compact_.minimise(T(options.tol), options.max_iter, false);
       result = compact_.result();
     }
-    const bool solved = result.status == Status::converged;
+    const bool better = result.status != Status::infeasible && result.status != Status::interrupted;
     const DualPoint<T>& found = compact_.point();
-    for (int i = 0; i < rows.size && solved; ++i) at.x[rows[i]] = found.x[i];
+    for (int i = 0; i < rows.size && better; ++i) at.x[rows[i]] = found.x[i];
     for (int j = 0; j < instance_.n; ++j) {
       const std::int32_t v = instance_.var[j];
       at.place[v] = -1;
-      if (solved) at.z[v] = found.z[j];
+      if (better) at.z[v] = found.z[j];
     }
     return result;
   }

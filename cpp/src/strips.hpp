@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "factormax/parallel.hpp"
@@ -14,139 +13,149 @@
 
 namespace factormax {
 
+// The strips of one instance.
 template <class T>
 class Strips {
  public:
-  // Multipliers of the Problem's rows to start from, unscaled; null if the graph is small or not
-  // long, or a part of it could not be solved. passes: what the slowest parts took.
-  const T* start(const Instance<T>& p, int num_dual, const Options& options, Control& control,
-                 bool may_poll, int& passes) {
-    passes = 0;
-    if (p.m < kManyRows || p.wide || p.weighted() || !p.consistent || !options.finish) {
-      return nullptr;
-    }
-    const Call call{p, options, control, may_poll};
-    begin(p);
-    if (is_optimal(p, options.tol) || !parts_.cut(p)) return nullptr;
+  static constexpr int kManyRows = 16384;  // fewer are solved before another thread has woken up
+
+  Strips(const Instance<T>& p, const Options& options, Control& control, bool may_poll)
+      : p_(p), options_(options), control_(control), may_poll_(may_poll) {
+    options_.max_iter = std::min(kPatience, options.max_iter);
+    options_.tol *= kSharp;
+  }
+
+  // Finds multipliers to start from; false if there is nothing to find, or nothing feasible.
+  bool solve() {
+    begin();
+    if (is_optimal() || !parts_.cut(p_)) return false;
     room_ = parts_.largest();
-    idle_.clear();
     int again = 0;  // rows that have been solved again
     for (int round = 0; round < kRounds; ++round) {
-      if (!solve_parts(call, round == 0, passes)) return nullptr;
-      find_wrong(call);
+      const End end = solve_parts(round == 0);
+      if (end == End::hopeless) return false;
+      if (end == End::unsolved) break;
+      find_wrong();
       if (wrong_.empty()) break;
-      parts_.surround(p, wrong_, kReach + round * kFurther);
+      parts_.surround(p_, wrong_, kReach + round * kFurther);
       again += parts_.num_rows();
       // Rows that have an effect from afar are better solved all together.
-      if (again > p.m || !room_.holds(parts_.largest())) break;
+      if (again > p_.m || !room_.holds(parts_.largest())) break;
     }
-    multipliers_.assign(static_cast<std::size_t>(num_dual), T(0));
-    for (int r = 0; r < p.m; ++r) multipliers_[p.row[r]] = x_[r] * p.scale[r];
-    return multipliers_.data();
+    return true;
+  }
+
+  int passes() const { return most_passes_.load(); }  // of the part that took the most
+
+  // to: (rows of the Problem,), unscaled
+  void write_multipliers(T* to) const {
+    for (int r = 0; r < p_.m; ++r) to[p_.row[r]] = x_[r] * p_.scale[r];
   }
 
  private:
-  static constexpr int kManyRows = 16384;  // fewer are solved before another thread has woken up
-  static constexpr int kReach = 5;         // rows around what is wrong that are solved again,
-  static constexpr int kFurther = 2;       // and more each time
-  static constexpr int kRounds = 12;       // at most
-  static constexpr int kPatience = 300;    // passes of a part
-  // Of the tolerance: what a row may lack without being wrong. The finish leaves as much.
-  static constexpr double kSharp = Precision<T>::finest ? 1e-3 : 0.25;
+  static constexpr int kReach = 5;       // rows around a wrong one that are solved again
+  static constexpr int kFurther = 2;     // and how many more in every further round
+  static constexpr int kRounds = 12;     // the most rounds
+  static constexpr int kPatience = 300;  // the most passes over a part
+  // The fraction of the tolerance by which a row may miss optimality and still count as solved. The
+  // exact finish reaches that.
+  static constexpr double kSharp = 1e-3;
 
-  struct Call {
-    const Instance<T>& p;
-    const Options& options;
-    Control& control;
-    bool may_poll;
-  };
+  enum class End { solved, unsolved, hopeless };  // each worse than the one before
 
-  void begin(const Instance<T>& p) {
-    x_.resize(static_cast<std::size_t>(p.m));
-    z_.resize(static_cast<std::size_t>(p.n));
-    place_.assign(static_cast<std::size_t>(p.n), -1);
-    std::vector<T> work(static_cast<std::size_t>(p.m));
-    for (int r = 0; r < p.m; ++r) x_[r] = p.is_soft(r) ? p.hi[r] / 2 : T(0);
-    reduced_scores(p, Span<const T>{x_.data(), p.m}, Span<T>{z_.data(), p.n},
-                   Span<T>{work.data(), p.m});
+  static End end_of(Status status) {
+    switch (status) {
+      case Status::converged:
+        return End::solved;
+      case Status::infeasible:
+      case Status::interrupted:
+        return End::hopeless;
+      default:
+        return End::unsolved;
+    }
   }
 
-  // Returns false if one can't be solved.
-  bool solve_parts(const Call& call, bool cold, int& passes) {
-    Options options = call.options;
-    options.max_iter = std::min(kPatience, options.max_iter / 2 - passes);  // half for the whole
-    if (options.max_iter <= 0) return false;
-    if (!cold) options.tol *= kSharp;
-    const Instance<T>& p = call.p;
-    const Standing<T> at{{x_.data(), p.m}, {z_.data(), p.n}, {place_.data(), p.n}};
-    std::atomic<bool> failed{false};
-    std::atomic<int> most{0};
+  template <class U>
+  static void raise_to(std::atomic<U>& largest, U value) {
+    U before = largest.load();
+    while (before < value && !largest.compare_exchange_weak(before, value)) {
+    }
+  }
+
+  // The multipliers that any solve begins from.
+  void begin() {
+    x_.resize(static_cast<std::size_t>(p_.m));
+    z_.resize(static_cast<std::size_t>(p_.n));
+    place_.assign(static_cast<std::size_t>(p_.n), -1);
+    std::vector<T> work(static_cast<std::size_t>(p_.m));
+    for (int r = 0; r < p_.m; ++r) x_[r] = p_.is_soft(r) ? p_.hi[r] / 2 : T(0);
+    reduced_scores(p_, Span<const T>{x_.data(), p_.m}, Span<T>{z_.data(), p_.n},
+                   Span<T>{work.data(), p_.m});
+  }
+
+  // All of them, even if one can't be solved: what they leave must not depend on threads.
+  End solve_parts(bool cold) {
+    const Standing<T> at{{x_.data(), p_.m}, {z_.data(), p_.n}, {place_.data(), p_.n}};
+    std::atomic<End> worst{End::solved};
+    std::atomic<std::size_t> workers{0};
+    solvers_.resize(static_cast<std::size_t>(get_num_threads()));
     const auto make_worker = [&]() -> Worker {
-      return [&, solver = lend_solver()](std::int64_t part, bool is_caller) {
-        if (failed.load(std::memory_order_relaxed)) return;
-        const Result result = solver->solve(p, parts_.rows(static_cast<int>(part)), at, options,
-                                            cold, call.control, is_caller && call.may_poll);
-        if (result.status != Status::converged) failed.store(true, std::memory_order_relaxed);
-        int before = most.load();
-        while (before < result.iterations &&
-               !most.compare_exchange_weak(before, result.iterations));
+      return [&, solver = lend_solver(workers.fetch_add(1))](std::int64_t part, bool is_caller) {
+        const auto rows = parts_.rows(static_cast<int>(part));
+        const Result result =
+            solver->solve(p_, rows, at, options_, cold, control_, is_caller && may_poll_);
+        raise_to(worst, end_of(result.status));
+        raise_to(most_passes_, result.iterations);
       };
     };
-    parallel_for(parts_.count(), make_worker, [&] { call.control.stopped(call.may_poll); });
-    passes += most.load();
-    return !failed.load();
+    parallel_for(parts_.count(), make_worker, [&] { control_.stopped(may_poll_); });
+    return worst.load();
   }
 
-  // A solver that goes back to the idle ones when it is not used any more.
-  std::shared_ptr<PartSolver<T>> lend_solver() {
-    std::unique_ptr<PartSolver<T>> solver;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!idle_.empty()) {
-        solver = std::move(idle_.back());
-        idle_.pop_back();
-      }
-    }
-    if (solver == nullptr) solver = std::make_unique<PartSolver<T>>(room_);
+  // For the k-th thread of a round.
+  std::shared_ptr<PartSolver<T>> lend_solver(std::size_t k) {
+    std::shared_ptr<PartSolver<T>> own;  // if somebody has just asked for more threads
+    std::shared_ptr<PartSolver<T>>& solver = k < solvers_.size() ? solvers_[k] : own;
+    if (solver == nullptr) solver = std::make_shared<PartSolver<T>>(room_);
     if (!solver->valid()) throw std::bad_alloc();
-    return {solver.release(), [this](PartSolver<T>* used) {
-              std::lock_guard<std::mutex> lock(mutex_);
-              idle_.emplace_back(used);
-            }};
+    return solver;
   }
 
   // Lists the rows between parts that are not optimal.
-  void find_wrong(const Call& call) {
+  void find_wrong() {
     wrong_.clear();
-    parts_.each_border_row(call.p, [&](std::int32_t r) {
-      if (lack(call.p, r) > kSharp * call.options.tol) wrong_.push_back(r);
+    parts_.each_border_row(p_, [&](std::int32_t r) {
+      if (lack(r) > options_.tol) wrong_.push_back(r);
     });
   }
 
-  bool is_optimal(const Instance<T>& p, double tol) const {
-    for (int r = 0; r < p.m; ++r) {
-      if (lack(p, r) > tol) return false;
+  bool is_optimal() const {
+    for (int r = 0; r < p_.m; ++r) {
+      if (lack(r) > options_.tol) return false;
     }
     return true;
   }
 
   // What a row lacks to be optimal, as in `row_lack`.
-  T lack(const Instance<T>& p, std::int32_t r) const {
+  T lack(std::int32_t r) const {
     T product = 0;
-    for (int k = p.ptr[r]; k < p.ptr[r + 1]; ++k) {
-      product += p.coef[k] * clip_to_unit(z_[p.col[k]]);
+    for (int k = p_.ptr[r]; k < p_.ptr[r + 1]; ++k) {
+      product += p_.coef[k] * clip_to_unit(z_[p_.col[k]]);
     }
-    const T g = p.scale[r] * (p.rhs[r] - product);
-    return std::fabs(std::max(std::min(g, x_[r] - p.lo[r]), x_[r] - p.hi[r])) * p.norm[r];
+    const T g = p_.scale[r] * (p_.rhs[r] - product);
+    return std::fabs(std::max(std::min(g, x_[r] - p_.lo[r]), x_[r] - p_.hi[r])) * p_.norm[r];
   }
 
+  const Instance<T>& p_;
+  Options options_;
+  Control& control_;
+  bool may_poll_;
   GraphParts<T> parts_;
   std::vector<T> x_, z_;  // where the multipliers stand, scaled, and their reduced scores
   std::vector<std::int32_t> place_, wrong_;
-  std::vector<T> multipliers_;
   PartSize room_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<PartSolver<T>>> idle_;
+  std::vector<std::shared_ptr<PartSolver<T>>> solvers_;  // one for each thread
+  std::atomic<int> most_passes_{0};
 };
 
 }  // namespace factormax

@@ -12,10 +12,10 @@ import numpy as np
 
 from factormax.arrays import FloatArray, IndexArray
 
-__all__ = ["Columns", "weighted_sum"]
+__all__ = ["Columns"]
 
 
-def weighted_sum(weight: FloatArray, rows: FloatArray) -> FloatArray:
+def _weighted_sum(weight: FloatArray, rows: FloatArray) -> FloatArray:
     """Rows `(B, P)` times their weights, `(B,)`, summed, without a matrix of the products."""
     total = np.zeros(rows.shape[1], rows.dtype)
     step = 256  # sums of long lists round less if they are taken in blocks
@@ -53,7 +53,7 @@ class Columns:
         for run in _spans(runs):
             rows = array[:, run.start : run.stop]
             if run.is_shared:
-                pieces[0].append(weighted_sum(weight, rows)[None])
+                pieces[0].append(_weighted_sum(weight, rows)[None])
             else:
                 pieces[1].append(rows * weight[:, None])
         shared, own = (

@@ -139,9 +139,8 @@ class Task:
         if core.factor_scores != Numbers.finite:
             allowed = [p.allow_minus_inf for p in graph._score_parts()]
             names, columns = graph._score_layout(), self.inputs.columns
-            one = (1,) * len(self.batch_shape) if columns.own.shape[1] else ()
             for own, shape, alike in (
-                (columns.shared, one, True),
+                (columns.shared, (), True),
                 (columns.own, self.batch_shape, False),
             ):
                 some = [k for k, other in enumerate(self.layout.is_shared) if other == alike]

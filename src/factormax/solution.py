@@ -116,7 +116,7 @@ class Solution:
 
     @property
     def iterations(self) -> Array:
-        """Passes over the graph, or over the component that needed the most, `(*batch,)`."""
+        """Passes over the graph, or over the component or part that took the most, `(*batch,)`."""
         return self._batch(self.raw.iterations)
 
     @property

@@ -438,14 +438,15 @@ def test_an_answer_is_freed_without_the_garbage_collector(device: str) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """The names of torch's operations."""
+    """The names of torch's operations without `detach`, whose number depends on the version."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        self.names.append(function.overloadpacket.__name__)
+        if function is not torch.ops.aten.detach.default:
+            self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
@@ -469,7 +470,7 @@ def test_the_operations_of_a_step(device: str, on_failure: str) -> None:
     step()
     forward, backward = step()
     # Values and what goes with them; gradients and how good they are.
-    assert forward == ["detach", "empty_like", "empty", "detach"]
+    assert forward == ["empty_like", "empty"]
     assert backward == ["empty_like", "empty"]
 
 
@@ -503,8 +504,7 @@ def test_a_layer_looks_at_its_scores_once(device: str) -> None:
     layer(scores)
     with Operations() as counted:
         layer(scores)
-    assert counted.names[:3] == ["detach", "amin", "_local_scalar_dense"]
-    assert counted.names[3:] == ["detach", "empty_like", "empty", "detach"]
+    assert counted.names == ["amin", "_local_scalar_dense", "empty_like", "empty"]
 
 
 def test_nobody_waits_if_failures_are_ignored(device: str) -> None:

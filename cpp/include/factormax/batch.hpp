@@ -93,7 +93,7 @@ struct ScoreSums {
   Batched<T> own;             // (B, other scores)
   std::int64_t block = 1;     // instances per block
 
-  // As many blocks as take little memory, and not too few for the threads.
+  // Few enough blocks to take little memory, and enough to keep the threads busy.
   static std::int64_t block_size(std::int64_t batch, std::int64_t shared) {
     if (shared == 0) return 1;
     const std::int64_t most = std::max<std::int64_t>(64, 65536 / shared);

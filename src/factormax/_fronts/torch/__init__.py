@@ -74,8 +74,8 @@ def solve_eager(
     if warm_start is not None:
         sizes = task.batch, task.form.model.num_dual
         warm = to_numpy(graph._check_multipliers(warm_start, *sizes))
-    raw = task.begin(options, warm)
     inputs = plan.inputs_of(given, temperature)
+    raw = task.begin(options, warm)
     try:
         outputs = apply_solve(plan, *inputs)  # while the device is at work
     finally:

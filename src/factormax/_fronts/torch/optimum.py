@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factormax._columns import weighted_sum
-
 __all__ = ["Optimum", "optimum"]
 
 
@@ -87,14 +85,12 @@ def _finite(marginals: Tensor) -> Tensor:
 def _weighted(weight: Tensor, marginals: Tensor, shape: torch.Size) -> Tensor:
     """The marginals of each instance times its weight, summed to a shape."""
     own = marginals.shape[weight.ndim :]
-    plain = marginals.is_cpu and marginals.dtype in (torch.float32, torch.float64)
-    hidden = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-    if not plain or hidden or own != shape:
+    if own != shape:
         return (_beside(weight, marginals) * marginals).sum_to_size(shape)
     # All instances share the scores: without a tensor of all products.
-    rows = marginals.reshape(weight.numel(), own.numel()).numpy()
-    scale = weight.to(marginals.dtype).reshape(-1).numpy()
-    return torch.from_numpy(weighted_sum(scale, rows)).reshape(shape)
+    rows = marginals.reshape(weight.numel(), own.numel())
+    scale = weight.to(marginals.device, marginals.dtype).reshape(1, -1)
+    return (scale @ rows).reshape(shape)
 
 
 def _beside(weight: Tensor, marginals: Tensor) -> Tensor:
