@@ -341,9 +341,11 @@ void solve_one(const Problem<T>& p, std::int64_t i, Method method, const Options
     const double size =
         method == Method::ad3 ? state.program.size() : state.proximal.program().size();
     out.integral[i] = state.integral;
-    // No bound is below a structure; what differs by rounding does not differ.
+    // No bound is below a solution, though large multipliers may round it so; and what differs from
+    // a structure by rounding does not differ.
     const bool met = state.integral && state.bound <= value + 1e-14 * (size + std::fabs(value));
-    out.upper_bound[i] = met ? value : state.bound;
+    const bool below = result.status == Status::converged && state.bound < value;
+    out.upper_bound[i] = met || below ? value : state.bound;
   } else {
     // The compact dual's error is in its gradient; ADMM's copies disagree by its residuals.
     const double apart = std::max(result.primal_residual, result.dual_residual);

@@ -917,3 +917,20 @@ def test_no_direction_is_so_long_that_the_scores_are_lost():
     best = 0.184653942975693 / costs.sum()  # for ~u[0] is u[1]
     assert solution.converged
     np.testing.assert_allclose(u.value, [1 - best, best], atol=1e-6)
+
+
+def test_a_bound_that_large_multipliers_round_is_not_below_the_value():
+    fg = fm.FactorGraph()
+    scores = [0.0670526252, 0.1172082209, 0.291658187, 0.1620812109, -0.2876053139, 0.887475259]
+    u = fg.variable_from(np.array([*scores, -0.8161755694]))
+    coefs = np.array([0.07339596105465951, 0.8646697607231615, -0.6941095923402216])
+    exact = 0.938065721777821  # met by one assignment only
+    fg.add(fm.Linear([~u[6], u[4], ~u[1]], coefs, exact, exact))
+    costs = np.array([0.3450817928046388, 0.6777502159610083, 0.9248670370761809])
+    fg.add(fm.Knapsack([u[0], ~u[5], u[6]], costs, 0.23981758873130876))
+    fg.add(fm.Imply([u[2], u[4]]))
+    table = np.array([-1.0922245074063357, -0.763538749013034, -0.6044068227172917])
+    fg.add(fm.Table([u[[6, 5, 2]]], table))
+    fg.add(fm.Linear([u[4], u[1]], [-0.9286345484461722, 0.718828803893143], -0.682, -0.0258))
+    solution = fg.solve_map(on_failure="raise")
+    assert solution.upper_bound >= solution.objective
