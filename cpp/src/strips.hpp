@@ -22,7 +22,6 @@ class Strips {
   Strips(const Instance<T>& p, const Options& options, Control& control, bool may_poll)
       : p_(p), options_(options), control_(control), may_poll_(may_poll) {
     options_.max_iter = std::min(kPatience, options.max_iter);
-    options_.tol *= kSharp;
   }
 
   // Finds multipliers to start from; false if there is nothing to find, or nothing feasible.
@@ -57,8 +56,8 @@ class Strips {
   static constexpr int kFurther = 2;     // and how many more in every further round
   static constexpr int kRounds = 12;     // the most rounds
   static constexpr int kPatience = 300;  // the most passes over a part
-  // The fraction of the tolerance by which a row may miss optimality and still count as solved. The
-  // exact finish reaches that.
+  // The fraction of the tolerance by which a row between parts may miss optimality and still count
+  // as solved. Within parts, the exact finish reaches that.
   static constexpr double kSharp = 1e-3;
 
   enum class End { solved, unsolved, hopeless };  // each worse than the one before
@@ -95,6 +94,8 @@ class Strips {
 
   // All of them, even if one can't be solved: what they leave must not depend on threads.
   End solve_parts(bool cold) {
+    Options options = options_;
+    if (!cold) options.tol *= kSharp;  // what is solved again was nearly right
     const Standing<T> at{{x_.data(), p_.m}, {z_.data(), p_.n}, {place_.data(), p_.n}};
     std::atomic<End> worst{End::solved};
     std::atomic<std::size_t> workers{0};
@@ -103,7 +104,7 @@ class Strips {
       return [&, solver = lend_solver(workers.fetch_add(1))](std::int64_t part, bool is_caller) {
         const auto rows = parts_.rows(static_cast<int>(part));
         const Result result =
-            solver->solve(p_, rows, at, options_, cold, control_, is_caller && may_poll_);
+            solver->solve(p_, rows, at, options, cold, control_, is_caller && may_poll_);
         raise_to(worst, end_of(result.status));
         raise_to(most_passes_, result.iterations);
       };
@@ -125,7 +126,7 @@ class Strips {
   void find_wrong() {
     wrong_.clear();
     parts_.each_border_row(p_, [&](std::int32_t r) {
-      if (lack(r) > options_.tol) wrong_.push_back(r);
+      if (lack(r) > kSharp * options_.tol) wrong_.push_back(r);
     });
   }
 
