@@ -7,7 +7,7 @@
 #include "factormax/components.hpp"
 #include "factormax/lone_rows.hpp"
 #include "factormax/parallel.hpp"
-#include "forward.hpp"
+#include "forward_worker.hpp"
 #include "local_problem.hpp"
 #include "masked_parts.hpp"
 
