@@ -65,14 +65,10 @@ class ErrorSpread {
   }
 
   // Gives each variable the largest error among those it is coupled to by rows that hold tightly,
-  // in sweeps. mark: (m,) is scratch.
+  // in sweeps over the rows one of whose variables has changed. mark: (m,) is scratch.
   void spread(Span<T> error, std::int8_t* mark) const {
-    bool changed = true;
-    for (int sweep = 0; changed && sweep < kSweeps; ++sweep) {
-      if (sweep == kPlainSweeps) {
-        for (int r = 0; r < p_.m; ++r) mark[r] = touches(r) ? kChanged : kLoose;
-      }
-      changed = sweep < kPlainSweeps ? spread_once(error) : spread_on(error, mark);
+    for (int r = 0; r < p_.m; ++r) mark[r] = couples(r) ? kChanged : kLoose;
+    for (int sweep = 0; sweep < kSweeps && spread_on(error, mark); ++sweep) {
     }
   }
 
@@ -98,18 +94,11 @@ class ErrorSpread {
     return largest;
   }
 
-  // A sweep over all rows. Returns whether any variable has changed.
-  bool spread_once(Span<T> error) const {
-    bool changed = false;
-    for (int r = 0; r < p_.m; ++r) {
-      if (!touches(r)) continue;
-      const T largest = largest_error(r, error);
-      for_free(r, [&](int j) {
-        changed |= error[j] < largest;
-        error[j] = std::max(error[j], largest);
-      });
-    }
-    return changed;
+  // Whether an error in row r may travel on.
+  bool couples(int r) const {
+    int free = 0;
+    if (touches(r)) for_free(r, [&](int) { ++free; });
+    return free > 1;
   }
 
   // A sweep over the rows one of whose variables has changed. Returns whether any does again.
@@ -144,12 +133,11 @@ class ErrorSpread {
     }
   }
 
-  // Rows that do not hold tightly; rows whose variables have one error, or may have several.
+  // Rows that couple nothing; rows whose variables have one error, or may have several.
   static constexpr std::int8_t kLoose = 0, kSettled = 1, kChanged = 2;
-  static constexpr int kSweeps = 32;      // at most: farther away, errors are left as they are
-  static constexpr int kPlainSweeps = 4;  // the first change too much for marks to pay
-  static constexpr T kTravel = T(1e4);    // within this many lacks of a bound, errors decide
-  static constexpr T kLeast = T(1e-9);    // a row with less slack is as good as tight
+  static constexpr int kSweeps = 32;    // at most: farther away, errors are left as they are
+  static constexpr T kTravel = T(1e4);  // within this many lacks of a bound, errors decide
+  static constexpr T kLeast = T(1e-9);  // a row with less slack is as good as tight
 
   const Instance<T>& p_;
   const DualPoint<T>& at_;
