@@ -29,7 +29,7 @@ class RowOrder {
     for (int i = 0; i < rows; ++i) {
       if (row_seen_[i] != 0) continue;
       const int end = reach(c, i, placed);
-      placed = end == placed + 1 ? end : reach(c, order_[end - 1], placed);
+      placed = end <= placed + 2 ? end : reach(c, order_[end - 1], placed);
     }
     for (int k = 0; k < rows; ++k) place_[order_[k]] = rows - 1 - k;
     return measure(c, rows);
