@@ -23,6 +23,8 @@ class GraphParts {
   }
   int num_rows() const { return static_cast<int>(by_part_.size()); }
   const PartSize& largest() const { return largest_; }
+  // The rows that are in no part but share a variable with one.
+  const std::vector<std::int32_t>& border() const { return border_; }
 
   // Cuts the graph across into strips. Returns false if it is not long enough for that.
   bool cut(const Instance<T>& p) {
@@ -36,9 +38,8 @@ class GraphParts {
       sizes_[strip].vars += level_[k + 1] - level_[k];
     }
     rows_.clear();
-    for (int r = 0; r < p.m; ++r) {
-      if (part_of(p, r) >= 0) rows_.push_back(r);
-    }
+    border_.clear();
+    for (int r = 0; r < p.m; ++r) (part_of(p, r) >= 0 ? rows_ : border_).push_back(r);
     sort_rows(p);
     return true;
   }
@@ -53,17 +54,6 @@ class GraphParts {
     for (int step = 0; step < reach; ++step) begin = join_neighbours(p, begin);
     tell_apart(p);
     sort_rows(p);
-  }
-
-  // visit(r) for every row that is in no part but shares a variable with one.
-  template <class Visit>
-  void each_border_row(const Instance<T>& p, const Visit& visit) {
-    ++stamp_;
-    for (const std::int32_t j : members_) {
-      each_row(p, j, [&](std::int32_t r) {
-        if (part_of(p, r) < 0) visit(r);
-      });
-    }
   }
 
  private:
@@ -114,6 +104,7 @@ class GraphParts {
   void tell_apart(const Instance<T>& p) {
     ++stamp_;
     rows_.clear();
+    border_.clear();
     sizes_.clear();
     for (const std::int32_t seed : members_) {
       if (label_[seed] != kAny) continue;
@@ -130,9 +121,8 @@ class GraphParts {
         each_row(p, queue_[at], [&](std::int32_t r) {
           bool inside = true;
           each_variable(p, r, [&](std::int32_t j) { inside &= label_[j] != kNone; });
-          if (!inside) return;
-          rows_.push_back(r);
-          each_variable(p, r, join);
+          (inside ? rows_ : border_).push_back(r);
+          if (inside) each_variable(p, r, join);
         });
       }
       sizes_.back().vars = static_cast<int>(queue_.size());
@@ -183,8 +173,8 @@ class GraphParts {
   std::vector<std::int32_t> label_;          // (n,) the part of a variable
   std::vector<std::int32_t> members_;        // the variables in parts; level by level, for strips
   std::vector<std::int32_t> level_;          // where a level begins
-  std::vector<std::int32_t> rows_;           // those in parts,
-  std::vector<std::int32_t> ptr_, by_part_;  // and part by part
+  std::vector<std::int32_t> rows_, border_;  // those in parts, and next to them
+  std::vector<std::int32_t> ptr_, by_part_;  // rows_, part by part
   std::vector<std::int32_t> row_stamp_;      // (m,) when a row was last visited
   std::vector<std::int32_t> queue_;
   std::vector<PartSize> sizes_;

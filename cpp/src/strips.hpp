@@ -36,7 +36,7 @@ class Strips {
       if (end == End::unsolved) break;
       find_wrong();
       if (wrong_.empty()) break;
-      parts_.surround(p_, wrong_, kReach + round * kFurther);
+      parts_.surround(p_, wrong_, kReach << round);
       again += parts_.num_rows();
       // Rows that have an effect from afar are better solved all together.
       if (again > p_.m || !room_.holds(parts_.largest())) break;
@@ -52,9 +52,8 @@ class Strips {
   }
 
  private:
-  static constexpr int kReach = 5;       // rows around a wrong one that are solved again
-  static constexpr int kFurther = 2;     // and how many more in every further round
-  static constexpr int kRounds = 12;     // the most rounds
+  static constexpr int kReach = 2;       // rows around a wrong one to solve again; then twice that
+  static constexpr int kRounds = 6;      // the most rounds
   static constexpr int kPatience = 300;  // the most passes over a part
   // The fraction of the tolerance by which a row between parts may miss optimality and still count
   // as solved. Within parts, the exact finish reaches that.
@@ -125,9 +124,9 @@ class Strips {
   // Lists the rows between parts that are not optimal.
   void find_wrong() {
     wrong_.clear();
-    parts_.each_border_row(p_, [&](std::int32_t r) {
+    for (const std::int32_t r : parts_.border()) {
       if (lack(r) > kSharp * options_.tol) wrong_.push_back(r);
-    });
+    }
   }
 
   bool is_optimal() const {

@@ -79,8 +79,7 @@ void test_parts() {
   CHECK(parts.cut(p));
   CHECK(parts.count() >= 8);
   check_parts(p, parts);
-  std::vector<std::int32_t> border;
-  parts.each_border_row(p, [&](std::int32_t r) { border.push_back(r); });
+  const std::vector<std::int32_t> border = parts.border();
   CHECK(parts.num_rows() + static_cast<int>(border.size()) == p.m);
   CHECK(border.size() < static_cast<std::size_t>(p.m / 16));
   parts.surround(p, border, 3);
