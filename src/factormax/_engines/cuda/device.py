@@ -42,7 +42,8 @@ class TorchMachine:
         self._flags: deque[_Flag] = deque()
 
     def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
-        """The kernels of a variant."""
+        """The kernels of a variant. To load them would spoil a CUDA graph that is being recorded."""
+        self._refuse_recording()
         return dict(driver.load(variant, names, self.number))
 
     @property
@@ -63,18 +64,8 @@ class TorchMachine:
         return torch.empty(*shape, dtype=_TYPES[dtype], device=self.device)
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        """A copy on the device.
-
-        Raises:
-            GraphError: while a CUDA graph is recorded, as the copy would happen only on replay.
-        """
-        if self.capturing:
-            raise GraphError(
-                "A CUDA graph is being recorded, and this factor graph has not been solved on "
-                f"{self.device} before: solve it once before recording. A Matching layer that is "
-                "given lengths or a mask records the wiring for instances of both kinds, those "
-                "with more rows and those with more columns: warm it up on a batch that has both."
-            )
+        """A copy on the device. While a CUDA graph is recorded, it would be made only on replay."""
+        self._refuse_recording()
         signed = _SIGNED.get(array.dtype, array.dtype)  # torch hardly supports unsigned ones
         return torch.tensor(array.view(signed), device=self.device)
 
@@ -113,6 +104,15 @@ class TorchMachine:
             return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.device(self.number):
             return bool(torch._C._cuda_isCurrentStreamCapturing())
+
+    def _refuse_recording(self) -> None:
+        if self.capturing:
+            raise GraphError(
+                "A CUDA graph is being recorded, and this factor graph has not been solved on "
+                f"{self.device} before: solve it once before recording. A Matching layer that is "
+                "given lengths or a mask records the wiring for instances of both kinds, those "
+                "with more rows and those with more columns: warm it up on a batch that has both."
+            )
 
     def flag(self) -> _Flag:
         """A number in host memory that the device can write to."""
