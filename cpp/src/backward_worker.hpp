@@ -18,8 +18,8 @@ template <class T>
 struct BackwardState {
   Instance<T> instance;
   StructuredFactors<T> structured;
-  ReducedSystem<T> system;
-  Span<T> d, rhs;
+  PullBack<T> pull;
+  Span<T> d;
 
   // growth: factor of the room for structures; 0 if there are none, as all was solved by rows.
   void allocate(const Problem<T>& p, int growth, Workspace& ws) {
@@ -27,8 +27,7 @@ struct BackwardState {
     if (growth > 0) {
       instance.allocate(p, ws);
       structured.allocate(p, growth, ws);
-      system.allocate(p, hubs(), ws);
-      rhs = ws.take<T>(p.num_dual());
+      pull.allocate(p, hubs(), ws);
     }
   }
   // most_lists: the most lists of flags of a factor.
@@ -38,8 +37,7 @@ struct BackwardState {
     const Problem<T> size = form.largest(p);
     form.allocate(p, ws);
     row_instance.allocate(size, ws);
-    row_system.allocate(size, nullptr, ws);
-    row_rhs = ws.take<T>(size.num_dual());
+    row_pull.allocate(size, nullptr, ws);
   }
 
   LoneTree tree;
@@ -47,8 +45,7 @@ struct BackwardState {
 
   RowForm<T> form;
   Instance<T> row_instance;
-  ReducedSystem<T> row_system;
-  Span<T> row_rhs;
+  PullBack<T> row_pull;
 
   StructuredFactors<T>* hubs() { return structured.any() ? &structured : nullptr; }
 };
@@ -99,7 +96,7 @@ double vjp_by_rows(const Problem<T>& p, std::int64_t i, const BatchGradients<T>&
   form.take_rows(grads.row_side.at(i), form.row_side.data);
   state.row_instance.prepare(larger, 0);
   return vjp(larger, state.row_instance, 0, grads.var_side.at(i), form.row_side.data, g,
-             state.row_system, static_cast<StructuredFactors<T>*>(nullptr), state.d, state.row_rhs);
+             state.row_pull, static_cast<StructuredFactors<T>*>(nullptr), state.d);
 }
 
 // Trees and matchings are solved by rows all together or not at all; sequences are solved by flows
@@ -145,7 +142,7 @@ void vjp_one(const Problem<T>& p, std::int64_t i, const BatchGradients<T>& grads
       g.grad_p = grads.grad_prob + at.structure[i * p.structured.count];
   }
   grads.residual[i] = vjp(p, state.instance, i, grads.var_side.at(i), grads.row_side.at(i), g,
-                          state.system, state.hubs(), state.d, state.rhs);
+                          state.pull, state.hubs(), state.d);
 }
 
 // Differentiates instances of one layout, one after the other on one thread.
@@ -163,9 +160,9 @@ class BackwardWorker {
   void operator()(std::int64_t i, const BatchGradients<T>& grads, const StructureOffsets& at,
                   bool is_caller) {
     if (control_.stopped(is_caller)) return;
-    for (ReducedSystem<T>* system : {&leased_.state.system, &leased_.state.row_system}) {
-      system->control = &control_;
-      system->may_poll = is_caller;
+    for (PullBack<T>* pull : {&leased_.state.pull, &leased_.state.row_pull}) {
+      pull->system.control = &control_;
+      pull->system.may_poll = is_caller;
     }
     vjp_one(problem_, i, grads, at, leased_.state);
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "factormax/dual.hpp"
+#include "factormax/pair_ties.hpp"
 #include "factormax/reduced.hpp"
 
 namespace factormax {
@@ -324,12 +325,58 @@ void write_structures(const Problem<T>& problem, const Instance<T>& p,
   });
 }
 
-// Returns the largest residual of the reduced system, relative to the incoming gradient.
+// What pulls a gradient back through one instance.
+template <class T>
+struct PullBack {
+  PairTies<T> ties;         // for graphs of pairs alone,
+  ReducedSystem<T> system;  // and for all others
+  Span<T> rhs;
+
+  // structured: of the same problem, or null if it has none.
+  void allocate(const Problem<T>& p, StructuredFactors<T>* structured, Workspace& ws) {
+    if (PairTies<T>::apply_to(p)) return ties.allocate(p, ws);
+    system.allocate(p, structured, ws);
+    rhs = ws.take<T>(p.num_dual());
+  }
+};
+
+// d -= A_I^T t, docs/math.md (42). Returns the largest residual of the reduced system, relative to
+// the incoming gradient.
+template <class T, class Free, class Tight>
+FACTORMAX_INLINE T project(const Problem<T>& problem, const Instance<T>& p, const Free& is_free,
+                           const Tight& is_tight, const std::int8_t* var_side,
+                           const Gradients<T>& grads, PullBack<T>& pull,
+                           StructuredFactors<T>* structured, Span<T> d) {
+  ReducedSystem<T>& system = pull.system;
+  int count = 0;
+  for (int r = 0; r < p.m; ++r) {
+    if (is_tight(r)) system.active[count++] = r;
+  }
+  system.count = count;
+  if (p.complete) {
+    const auto interior = static_cast<std::int8_t>(Side::interior);
+    system.build(p, [=](int j) { return var_side[j] == interior; });
+  } else {
+    system.build(p, is_free);
+  }
+  system.multiply_box(d.data, pull.rhs);
+  if (structured != nullptr) {
+    add_structures(problem, p, *structured, grads, d.data, system, pull.rhs);
+  }
+  const T size = max_abs(Span<const T>(d.first(p.n)));
+  // A gradient that the rows leave as it is makes a right-hand side of rounding.
+  const T rounding = 4 * std::numeric_limits<T>::epsilon() * size;
+  const T residual = system.solve(Span<const T>(pull.rhs), T(Precision<T>::backward), rounding);
+  system.subtract_transpose(Span<const T>(system.solution), d.data);
+  return size > 0 ? residual / size : T(0);
+}
+
+// Returns the largest residual of the system that it solves, relative to the incoming gradient.
 template <class T>
 FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int64_t instance,
                        const std::int8_t* var_side, const std::int8_t* row_side,
-                       const Gradients<T>& grads, ReducedSystem<T>& system,
-                       StructuredFactors<T>* structured, Span<T> d, Span<T> rhs) {
+                       const Gradients<T>& grads, PullBack<T>& pull,
+                       StructuredFactors<T>* structured, Span<T> d) {
   const auto interior = static_cast<std::int8_t>(Side::interior);
   const T* score = problem.eta_v.at(instance);
   const auto slope = [&](const PairView<T>& pair, int q) {
@@ -350,40 +397,29 @@ FACTORMAX_VECTOR T vjp(const Problem<T>& problem, const Instance<T>& p, std::int
     if (second != 0) d[p.new_var[pair.j2]] += second * grads.grad_mu_v[q];
   }
 
-  const auto free = [&](int j) { return var_side[p.var[j]] == interior; };
-  int count = 0;
-  for (int r = 0; r < p.m; ++r) {
-    if (row_side[p.row[r]] == interior) system.active[count++] = r;
-  }
-  system.count = count;
-  if (p.complete) {
-    system.build(p, [=](int j) { return var_side[j] == interior; });
+  const auto is_free = [&](int j) { return var_side[p.var[j]] == interior; };
+  const auto is_tight = [&](int r) { return row_side[p.row[r]] == interior; };
+  T residual = 0;
+  if (PairTies<T>::apply_to(problem)) {
+    pull.ties.project(p, is_free, is_tight, d);
   } else {
-    system.build(p, free);
+    residual = project(problem, p, is_free, is_tight, var_side, grads, pull, structured, d);
   }
-  system.multiply_box(d.data, rhs);
-  if (structured != nullptr) add_structures(problem, p, *structured, grads, d.data, system, rhs);
-  const T size = max_abs(Span<const T>(d.first(p.n)));
-  // A gradient that the rows leave as it is makes a right-hand side of rounding.
-  const T rounding = 4 * std::numeric_limits<T>::epsilon() * size;
-  const T residual = system.solve(Span<const T>(rhs), T(Precision<T>::backward), rounding);
-  system.subtract_transpose(Span<const T>(system.solution), d.data);
-
   if (p.complete && !p.weighted()) {
     for (int j = 0; j < p.n; ++j) grads.grad_eta_u[j] = var_side[j] == interior ? d[j] : T(0);
   } else {
     std::fill(grads.grad_eta_u, grads.grad_eta_u + problem.num_vars, T(0));
     for (int j = 0; j < p.n; ++j) {
-      if (free(j)) grads.grad_eta_u[p.var[j]] = d[j] * p.give(j);
+      if (is_free(j)) grads.grad_eta_u[p.var[j]] = d[j] * p.give(j);
     }
   }
-  if (structured != nullptr) write_structures(problem, p, *structured, grads, d.data, system);
+  if (structured != nullptr) write_structures(problem, p, *structured, grads, d.data, pull.system);
   for (int q = 0; q < problem.num_pairs; ++q) {
     const PairView<T> pair(problem, q);
     const auto [first, second] = slope(pair, q);
     grads.grad_eta_v[q] = first * grads.grad_eta_u[pair.j1] + second * grads.grad_eta_u[pair.j2];
   }
-  return size > 0 ? residual / size : T(0);
+  return residual;
 }
 
 }  // namespace factormax
