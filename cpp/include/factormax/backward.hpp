@@ -66,10 +66,15 @@ class ErrorSpread {
   }
 
   // Gives each variable the largest error among those it is coupled to by rows that hold tightly,
-  // in sweeps over the rows one of whose variables has changed. mark: (m,) is scratch.
+  // in sweeps. mark: (m,) is scratch.
   void spread(Span<T> error, std::int8_t* mark) const {
-    for (int r = 0; r < p_.m; ++r) mark[r] = couples(r) ? kChanged : kLoose;
-    for (int sweep = 0; sweep < kSweeps && spread_on(error, mark); ++sweep) {
+    const int plain = p_.m < kManyRows ? kPlainSweeps : 0;
+    bool changed = true;
+    for (int sweep = 0; changed && sweep < kSweeps; ++sweep) {
+      if (sweep == plain) {
+        for (int r = 0; r < p_.m; ++r) mark[r] = couples(r) ? kChanged : kLoose;
+      }
+      changed = sweep < plain ? spread_once(error) : spread_on(error, mark);
     }
   }
 
@@ -93,6 +98,20 @@ class ErrorSpread {
     T largest = 0;
     for_free(r, [&](int j) { largest = std::max(largest, error[j]); });
     return largest;
+  }
+
+  // A sweep over all rows. Returns whether any variable has changed.
+  bool spread_once(Span<T> error) const {
+    bool changed = false;
+    for (int r = 0; r < p_.m; ++r) {
+      if (!touches(r)) continue;
+      const T largest = largest_error(r, error);
+      for_free(r, [&](int j) {
+        changed |= error[j] < largest;
+        error[j] = std::max(error[j], largest);
+      });
+    }
+    return changed;
   }
 
   // Whether an error in row r may travel on.
@@ -136,9 +155,11 @@ class ErrorSpread {
 
   // Rows that couple nothing; rows whose variables have one error, or may have several.
   static constexpr std::int8_t kLoose = 0, kSettled = 1, kChanged = 2;
-  static constexpr int kSweeps = 32;    // at most: farther away, errors are left as they are
-  static constexpr T kTravel = T(1e4);  // within this many lacks of a bound, errors decide
-  static constexpr T kLeast = T(1e-9);  // a row with less slack is as good as tight
+  static constexpr int kSweeps = 32;      // at most: farther away, errors are left as they are
+  static constexpr int kManyRows = 4096;  // fewer are swept in the time that it takes to mark them,
+  static constexpr int kPlainSweeps = 4;  // the first times, which change most of them
+  static constexpr T kTravel = T(1e4);    // within this many lacks of a bound, errors decide
+  static constexpr T kLeast = T(1e-9);    // a row with less slack is as good as tight
 
   const Instance<T>& p_;
   const DualPoint<T>& at_;
