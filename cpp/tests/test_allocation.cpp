@@ -77,8 +77,7 @@ long count(Graph<T>& graph, int batch, Method method) {
                           out.status.data(),
                           {grad_u.data(), graph.n},
                           {grad_v.data(), graph.num_pairs()},
-                          residual.data(),
-                          {}};
+                          residual.data()};
   Options options;
   options.max_iter = 300;
   Control control;

@@ -121,7 +121,7 @@ struct BatchGradients {
   const std::int32_t* num_cuts = nullptr;
   const std::uint8_t* cuts = nullptr;
   const double* grad_prob = nullptr;  // like prob, or null
-  ScoreSums<T> summed;                // in place of grad_eta_v
+  ScoreSums<T> summed{};              // in place of grad_eta_v
 
   void take(const FoundStructures& found) {
     count = found.count.data();
