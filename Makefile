@@ -153,9 +153,9 @@ tsan: $(STAMPS)/tools  ## C++ tests of the threads, under the thread sanitizer
 	  -DFACTORMAX_PYTHON=OFF -DFACTORMAX_SANITIZER=thread
 	$(BIN)/cmake --build build/cpp-thread --target test_parallel --target test_solve \
 	  --target test_components --target test_masked_structures --target test_strips \
-	  --target test_shared_scores
+	  --target test_shared_scores --target test_chunks
 	$(CTEST) --test-dir build/cpp-thread \
-	  --tests-regex '^test_(parallel|solve|components|masked_structures|strips|shared_scores)$$'
+	  --tests-regex '^test_(parallel|solve|components|masked_structures|strips|shared_scores|chunks)$$'
 
 FUZZ := -m fuzz --minutes $(MINUTES) --seed $(SEED) --size $(SIZE) --dtype $(DTYPE) $(FUZZ_ARGS)
 

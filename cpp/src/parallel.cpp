@@ -200,4 +200,14 @@ void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker
   if (job.failed.load()) throw std::bad_alloc();
 }
 
+void share_chunks(int size, int length, void (*run)(const void* body, int begin, int end),
+                  const void* body) {
+  const auto chunk = [=](std::int64_t k, bool) {
+    const int begin = static_cast<int>(k) * length;
+    run(body, begin, std::min(size, begin + length));
+  };
+  const std::function<Worker()> make_worker = [&]() -> Worker { return std::cref(chunk); };
+  parallel_for((size + length - 1) / length, make_worker, [] {});
+}
+
 }  // namespace factormax

@@ -1,7 +1,7 @@
 // Conjugate gradients with a diagonal preconditioner, also for systems that are singular.
 #pragma once
 
-#include "factormax/vector_ops.hpp"
+#include "factormax/chunks.hpp"
 
 namespace factormax {
 
@@ -18,6 +18,43 @@ struct CgLimits {
   int steps, patience;  // so many in all, and without a gain
   double least_gain;    // of the squared error, relative to all of it, where no residual is smaller
 };
+
+template <class T>
+struct Curvature {
+  T curvature, most;
+
+  void operator+=(const Curvature& other) {
+    curvature += other.curvature;
+    most += other.most;
+  }
+};
+
+// d . q and d . diagonal d
+template <class T>
+FACTORMAX_INLINE Curvature<T> curvature_along(const T* d, const T* q, const T* diagonal, int begin,
+                                              int end) {
+  T curvature = 0, most = 0;
+#pragma omp simd reduction(+ : curvature, most)
+  for (int i = begin; i < end; ++i) {
+    curvature += d[i] * q[i];
+    most += d[i] * d[i] * diagonal[i];
+  }
+  return {curvature, most};
+}
+
+// t += alpha d, r -= alpha q; returns r . diagonal^-1 r.
+template <class T>
+FACTORMAX_INLINE T step_along(T alpha, const T* d, const T* q, const T* diagonal, int begin,
+                              int end, T* t, T* r) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int i = begin; i < end; ++i) {
+    t[i] += alpha * d[i];
+    r[i] -= alpha * q[i];
+    sum += r[i] * r[i] / diagonal[i];
+  }
+  return sum;
+}
 
 // Improves `t`. On a singular system the iterates can run away once the residual is down to
 // rounding, so the best one is kept. apply(t, out): the matrix; stop(step): whether to end.
@@ -44,25 +81,26 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
        ++step) {
     if (stop(step)) break;
     apply(d, q);
-    T curvature = 0, most = 0;
-#pragma omp simd reduction(+ : curvature, most)
-    for (int i = 0; i < count; ++i) {
-      curvature += d.data[i] * q.data[i];
-      most += d.data[i] * d.data[i] * diagonal.data[i];
-    }
-    if (!(curvature > null * most)) break;
-    const T alpha = rho / curvature;
-    axpy(alpha, Span<const T>(d), t);
-    axpy(-alpha, Span<const T>(q), r);
+    const auto along = sum_of_chunks<Curvature<T>>(count, [=](int begin, int end) FACTORMAX_BODY {
+      return curvature_along(d.data, q.data, diagonal.data, begin, end);
+    });
+    if (!(along.curvature > null * along.most)) break;
+    const T alpha = rho / along.curvature;
+    const T next = sum_of_chunks<T>(count, [=](int begin, int end) FACTORMAX_BODY {
+      return step_along(alpha, d.data, q.data, diagonal.data, begin, end, t.data, r.data);
+    });
     const T gain = alpha * rho;
     gained += gain;
-    T next = 0;
-#pragma omp simd reduction(+ : next)
-    for (int i = 0; i < count; ++i) next += r.data[i] * r.data[i] / diagonal.data[i];
     const T beta = next / rho;
     rho = next;
-    for (int i = 0; i < count; ++i) d[i] = r[i] / diagonal[i] + beta * d[i];
-    const T size = max_abs(Span<const T>(r));
+    in_chunks(count, [=](int begin, int end) FACTORMAX_BODY {
+      const T times = beta;
+#pragma omp simd
+      for (int i = begin; i < end; ++i) {
+        d.data[i] = r.data[i] / diagonal.data[i] + times * d.data[i];
+      }
+    });
+    const T size = max_abs_in_chunks(Span<const T>(r));
     since = gain > T(limits.least_gain) * gained ? 0 : since + 1;
     if (size < least) {
       least = size;

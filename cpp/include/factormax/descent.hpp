@@ -32,12 +32,11 @@ class Descent {
   int step(DualWalk<T>& walk, int budget) {
     const Instance<T>& p = *walk.p;
     const DualPoint<T>& now = walk.now;
-    int free = 0;
-    for (int r = 0; r < p.m; ++r) {  // without a branch: which are frozen is hard to foresee
-      const bool low = now.x[r] <= p.lo[r], high = now.x[r] >= p.hi[r];
-      free_rows_[free] = r;
-      free += !((low & (now.g[r] > 0)) | (high & (now.g[r] < 0)));
-    }
+    const T *x = now.x.data, *g = now.g.data, *lo = p.lo.data, *hi = p.hi.data;
+    const int free = list_in_chunks(p.m, free_rows_.data, [=](int r) FACTORMAX_BODY {
+      const bool low = x[r] <= lo[r], high = x[r] >= hi[r];
+      return !((low & (g[r] > 0)) | (high & (g[r] < 0)));
+    });
     lbfgs_.direction(Span<const T>(now.g), free_rows_.first(free), direction);
     const int passes = search(walk, budget);
     if (reach > 0 || passes >= budget) return passes;
@@ -59,7 +58,7 @@ class Descent {
       if (!(slope < 0)) return passes;
       walk.evaluate(walk.next);
       ++passes;
-      const T end_slope = dot(walk.next.g, walk.step);
+      const T end_slope = dot_in_chunks<T>(walk.next.g, walk.step);
       if (end_slope > kSteep * std::fabs(slope) || !descends(walk, end_slope, slope)) {  // too far
         if (good > 0) {
           move(walk, good);
@@ -127,16 +126,25 @@ class Descent {
   // next.x = clip(x + alpha d), step = next.x - x; returns g . step
   FACTORMAX_VECTOR T move(DualWalk<T>& walk, T alpha) const {
     const Instance<T>& p = *walk.p;
-    T slope = 0;
     const T *x = walk.now.x.data, *g = walk.now.g.data, *d = direction.data;
+    const T *lo = p.lo.data, *hi = p.hi.data;
+    T *to = walk.next.x.data, *step = walk.step.data;
+    return sum_of_chunks<T>(p.m, [=](int begin, int end) FACTORMAX_BODY {
+      return move(x, g, d, lo, hi, alpha, begin, end, to, step);
+    });
+  }
+
+  FACTORMAX_INLINE static T move(const T* x, const T* g, const T* d, const T* lo, const T* hi,
+                                 T alpha, int begin, int end, T* to, T* step) {
+    T slope = 0;
 #pragma omp simd reduction(+ : slope)
-    for (int r = 0; r < p.m; ++r) {
+    for (int r = begin; r < end; ++r) {
       const T target = x[r] + alpha * d[r];
-      const T above = target < p.lo.data[r] ? p.lo.data[r] : target;
-      const T moved = target > p.hi.data[r] ? p.hi.data[r] : above;
-      walk.next.x.data[r] = moved;
-      walk.step.data[r] = moved - x[r];
-      slope += g[r] * walk.step.data[r];
+      const T above = target < lo[r] ? lo[r] : target;
+      const T moved = target > hi[r] ? hi[r] : above;
+      to[r] = moved;
+      step[r] = moved - x[r];
+      slope += g[r] * step[r];
     }
     return slope;
   }

@@ -7,6 +7,7 @@
 // hub takes the place of the box on its variables, a link is a row of its own.
 #pragma once
 
+#include "factormax/chunks.hpp"
 #include "factormax/instance.hpp"
 
 namespace factormax {
@@ -35,7 +36,11 @@ struct DualPoint {
 // v += alpha A^T (scale * x). `work` holds (m,).
 template <class T>
 FACTORMAX_INLINE void add_rows(const Instance<T>& p, T alpha, const T* x, T* v, T* work) {
-  for (int r = 0; r < p.m; ++r) work[r] = alpha * x[r] * p.scale.data[r];
+  const T* scale = p.scale.data;
+  in_chunks(p.m, [=](int begin, int end) FACTORMAX_BODY {
+    const T times = alpha;
+    for (int r = begin; r < end; ++r) work[r] = times * x[r] * scale[r];
+  });
   for (const Tile<T>& tile : p.tile.first(p.num_tiles)) {
     T* base = v + tile.base;
     if (tile.by_row()) {
@@ -122,9 +127,13 @@ FACTORMAX_INLINE void row_products(const Instance<T>& p, const T* v, T* out) {
     out[r] = even + odd;
   }
   for (int r = p.links; r < p.m; ++r) out[r] = v[col[p.ptr[r]]];
-  for (int r = p.hard, k = p.ptr[p.hard]; r < p.links; ++r, k += 2) {
-    out[r] = coef[k] * v[col[k]] + coef[k + 1] * v[col[k + 1]];
-  }
+  const int pairs = p.ptr[p.hard];
+  T* of_pair = out + p.hard;
+  in_chunks(p.links - p.hard, [=](int begin, int end) FACTORMAX_BODY {
+    for (int q = begin, k = pairs + 2 * begin; q < end; ++q, k += 2) {
+      of_pair[q] = coef[k] * v[col[k]] + coef[k + 1] * v[col[k + 1]];
+    }
+  });
 }
 
 // The same as below, added up in double.
@@ -167,16 +176,21 @@ FACTORMAX_INLINE T clip_to_unit(T value) {
 // mu = clip(z, 0, 1)
 template <class T>
 FACTORMAX_INLINE void project_box(Span<const T> z, Span<T> mu) {
+  in_chunks(z.size, [=](int begin, int end) FACTORMAX_BODY {
 #pragma omp simd
-  for (int j = 0; j < z.size; ++j) mu.data[j] = clip_to_unit(z.data[j]);
+    for (int j = begin; j < end; ++j) mu.data[j] = clip_to_unit(z.data[j]);
+  });
 }
 
 // g = b - A mu, from A mu in its place
 template <class T>
 FACTORMAX_INLINE void subtract_from_rhs(const Instance<T>& p, DualPoint<T>& at) {
   T* g = at.g.data;
+  const T *scale = p.scale.data, *rhs = p.rhs.data;
+  in_chunks(p.m, [=](int begin, int end) FACTORMAX_BODY {
 #pragma omp simd
-  for (int r = 0; r < p.m; ++r) g[r] = p.scale.data[r] * (p.rhs.data[r] - g[r]);
+    for (int r = begin; r < end; ++r) g[r] = scale[r] * (rhs[r] - g[r]);
+  });
   at.value = std::numeric_limits<T>::quiet_NaN();
 }
 
@@ -323,6 +337,22 @@ FACTORMAX_INLINE T row_lack(const Instance<T>& p, const DualPoint<T>& at, int r)
   return p.uneven.data[r] && lack > 0 ? std::max(uneven_row_lack(p, at, r), lack) : lack;
 }
 
+template <class T>
+FACTORMAX_INLINE T value_of_box(const T* z, const T* mu, int begin, int end) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = begin; j < end; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
+  return sum;
+}
+
+template <class T>
+FACTORMAX_INLINE T value_of_rows(const T* rhs, const T* scale, const T* x, int begin, int end) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int r = begin; r < end; ++r) sum += rhs[r] * scale[r] * x[r];
+  return sum;
+}
+
 // phi at an evaluated point; h(z) = mu z - w mu^2 / 2
 template <class T>
 FACTORMAX_VECTOR T dual_value(const Instance<T>& p, DualPoint<T>& at) {
@@ -332,11 +362,13 @@ FACTORMAX_VECTOR T dual_value(const Instance<T>& p, DualPoint<T>& at) {
   if (p.weighted()) {
     for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * p.weight[j] * mu[j]);
   } else {
-#pragma omp simd reduction(+ : sum)
-    for (int j = 0; j < p.n; ++j) sum += mu[j] * (z[j] - T(0.5) * mu[j]);
+    sum += sum_of_chunks<T>(
+        p.n, [=](int begin, int end) FACTORMAX_BODY { return value_of_box(z, mu, begin, end); });
   }
-#pragma omp simd reduction(+ : sum)
-  for (int r = 0; r < p.m; ++r) sum += p.rhs.data[r] * p.scale.data[r] * at.x.data[r];
+  const T *rhs = p.rhs.data, *scale = p.scale.data, *x = at.x.data;
+  sum += sum_of_chunks<T>(p.m, [=](int begin, int end) FACTORMAX_BODY {
+    return value_of_rows(rhs, scale, x, begin, end);
+  });
   at.value = sum;
   return sum;
 }

@@ -103,18 +103,15 @@ class Newton {
   bool build_system(DualWalk<T>& walk, T shift, double most_work) {
     const Instance<T>& p = *walk.p;
     const DualPoint<T>& now = walk.now;
-    int count = 0;
-    bool others_move = false;
-    for (int r = 0; r < p.m; ++r) {  // without a branch, as above
+    const T* step = walk.step.data;
+    system_.count = list_in_chunks(p.m, system_.active.data, [&](int r) FACTORMAX_BODY {
       const bool active = inside(walk, r);
       const T bound = now.g[r] >= now.x[r] - p.lo[r] ? p.lo[r] : p.hi[r];
       walk.step[r] = active ? T(0) : bound - now.x[r];
-      others_move |= walk.step[r] != 0;
-      system_.active[count] = r;
-      count += active;
-    }
+      return active;
+    });
+    const bool others_move = max_abs_in_chunks(Span<const T>{step, p.m}) > 0;
     walk.stand();
-    system_.count = count;
     system_.shift = shift;
     system_.most_work = most_work;
     const T* z = now.z.data;

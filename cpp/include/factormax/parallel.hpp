@@ -18,4 +18,9 @@ using Worker = std::function<void(std::int64_t index, bool is_caller)>;
 void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
                   const std::function<void()>& idle);
 
+// Calls run(body, begin, end) for ranges of `length` that make up [0, size), as above. `run` throws
+// nothing.
+void share_chunks(int size, int length, void (*run)(const void* body, int begin, int end),
+                  const void* body);
+
 }  // namespace factormax

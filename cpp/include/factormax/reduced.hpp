@@ -40,7 +40,9 @@ class ReducedSystem {
     memory_.allocate(rows, ws);
     diagonal_ = ws.take<T>(rows);
     matrix_.allocate(rows, entries, ws);
-    order_.allocate(rows, p.num_vars, entries, ws);
+    order_.allocate(rows, p.num_vars, ws);
+    by_row_.allocate(rows, entries, ws);
+    products_ = ws.take<T>(p.num_vars);
     hubs_.allocate(p, structured, ws);
     if (structured != nullptr) root_ = ws.take<T>(p.num_vars);
   }
@@ -193,7 +195,8 @@ class ReducedSystem {
   bool fit() {
     const bool fits = matrix_.fit(free_, count);
     if (fits && matrix_.work() <= kWorthwhile * free_.ptr[free_.count]) return true;
-    const Envelope other = order_.find(free_, count);
+    by_row_.list(free_, count, false);
+    const Envelope other = order_.find(free_, by_row_, count);
     if (!matrix_.holds(other.size) || (fits && matrix_.work() <= other.work)) return fits;
     reorder();
     return matrix_.fit(free_, count);
@@ -223,6 +226,23 @@ class ReducedSystem {
     for (int i = 0; i < count; ++i) out[i] = shift * t[i];
     for (int f = 0; f < free_.count; ++f) free_.add(f, free_.dot(f, t), out);
     if (hubs_.any()) hubs_.apply(rows(), t, out);
+  }
+
+  // The same, to the last bit, on several threads: the rows gather what the columns would scatter.
+  // `by_row_` must be listed.
+  void apply_by_rows(Span<const T> t, Span<T> out) const {
+    in_chunks(free_.count, [this, t](int begin, int end) { dot_columns(t, begin, end); });
+    in_chunks(count, [this, t, out](int begin, int end) { add_columns(t, begin, end, out); });
+    if (hubs_.any()) hubs_.apply(rows(), t, out);
+  }
+
+  // Not part of what is compiled twice: instructions that multiply and add would round differently.
+  FACTORMAX_NOINLINE void dot_columns(Span<const T> t, int begin, int end) const {
+    for (int f = begin; f < end; ++f) products_[f] = free_.dot(f, t);
+  }
+  FACTORMAX_NOINLINE void add_columns(Span<const T> t, int begin, int end, Span<T> out) const {
+    const Span<const T> products = products_;
+    for (int i = begin; i < end; ++i) out[i] = by_row_.add(i, products, shift * t[i]);
   }
 
   void assemble() {
@@ -311,7 +331,11 @@ class ReducedSystem {
     constexpr double none = std::numeric_limits<double>::infinity();
     const double least_gain = most_steps == kAllItTakes ? std::numeric_limits<T>::epsilon() : none;
     const CgLimits limits = {std::min(2 * rank + 50, most_steps), 25 + count / 4, least_gain};
-    const auto matrix = [this](Span<const T> t, Span<T> out) { apply(t, out); };
+    const bool shared = count >= kWorthSharing && get_num_threads() > 1;
+    if (shared) by_row_.list(free_, count, true);
+    const auto matrix = [=](Span<const T> t, Span<T> out) {
+      shared ? apply_by_rows(t, out) : apply(t, out);
+    };
     const auto stop = [this](int step) {
       return control != nullptr && step % 8 == 0 && (control->late() || control->stopped(may_poll));
     };
@@ -352,8 +376,10 @@ class ReducedSystem {
   }
 
   HubRows<T> hubs_;
-  Columns<T> free_;  // A_I J: the free variables of the box
-  Span<T> root_;     // of 1 / weight, for those
+  Columns<T> free_;   // A_I J: the free variables of the box,
+  Rows<T> by_row_;    // and the same by rows, where that has been asked for
+  Span<T> products_;  // of the columns
+  Span<T> root_;      // of 1 / weight, for those
   bool weighted_ = false;
   Span<T> scale_;                // of the rows
   Span<std::int32_t> position_;  // of a row among the active ones, -1: not active

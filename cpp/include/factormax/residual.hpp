@@ -5,16 +5,25 @@
 
 namespace factormax {
 
-// max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding, in units of variables.
 template <class T>
-FACTORMAX_VECTOR T residual_at(const Instance<T>& p, const DualPoint<T>& at) {
-  const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
-  T largest = largest_of(p.m, T(0), [=](int r) {
+FACTORMAX_INLINE T largest_lack(const T* x, const T* g, const T* lo, const T* hi, const T* norm,
+                                int begin, int end) {
+  return largest_of(end - begin, T(0), [=](int k) {
+    const int r = begin + k;
     // Never form x - g: far out it would round to x.
     const T down = x[r] - lo[r], up = x[r] - hi[r];
     const T least = g[r] < down ? g[r] : down;
     const T step = least > up ? least : up;
     return std::fabs(step) * norm[r];
+  });
+}
+
+// max_r ||a_r|| |x_r - clip(x_r - g_r)|: how far the rows are from holding, in units of variables.
+template <class T>
+FACTORMAX_VECTOR T residual_at(const Instance<T>& p, const DualPoint<T>& at) {
+  const T *x = at.x.data, *g = at.g.data, *lo = p.lo.data, *hi = p.hi.data, *norm = p.norm.data;
+  T largest = largest_of_chunks<T>(p.m, [=](int begin, int end) FACTORMAX_BODY {
+    return largest_lack(x, g, lo, hi, norm, begin, end);
   });
   if (p.num_uneven > 0) {
     for (int i = 0; i < p.num_loose; ++i) {

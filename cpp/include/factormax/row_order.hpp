@@ -9,9 +9,7 @@ namespace factormax {
 template <class T>
 class RowOrder {
  public:
-  void allocate(int rows, int vars, int entries, Workspace& ws) {
-    ptr_ = ws.take<std::int32_t>(rows + 1);
-    column_ = ws.take<std::int32_t>(entries);
+  void allocate(int rows, int vars, Workspace& ws) {
     order_ = ws.take<std::int32_t>(rows);
     place_ = ws.take<std::int32_t>(rows);
     row_seen_ = ws.take<std::int32_t>(rows);
@@ -19,17 +17,16 @@ class RowOrder {
   }
 
   // Finds an order by the method of Cuthill and McKee: breadth first through each cluster, from a
-  // row at its far end, and all of it reversed.
-  Envelope find(const Columns<T>& c, int rows) {
-    list_columns(c, rows);
+  // row at its far end, and all of it reversed. by_row: the same matrix.
+  Envelope find(const Columns<T>& c, const Rows<T>& by_row, int rows) {
     fill(row_seen_.first(rows), 0);
     fill(column_seen_.first(c.count), 0);
     stamp_ = 0;
     int placed = 0;
     for (int i = 0; i < rows; ++i) {
       if (row_seen_[i] != 0) continue;
-      const int end = reach(c, i, placed);
-      placed = end <= placed + 2 ? end : reach(c, order_[end - 1], placed);
+      const int end = reach(c, by_row, i, placed);
+      placed = end <= placed + 2 ? end : reach(c, by_row, order_[end - 1], placed);
     }
     for (int k = 0; k < rows; ++k) place_[order_[k]] = rows - 1 - k;
     return measure(c, rows);
@@ -48,27 +45,17 @@ class RowOrder {
   }
 
  private:
-  // The columns of each row.
-  void list_columns(const Columns<T>& c, int rows) {
-    fill(ptr_.first(rows + 1), 0);
-    for (int k = 0; k < c.ptr[c.count]; ++k) ++ptr_[c.row[k]];
-    for (int i = 0; i < rows; ++i) ptr_[i + 1] += ptr_[i];
-    for (int f = c.count - 1; f >= 0; --f) {
-      for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k) column_[--ptr_[c.row[k]]] = f;
-    }
-  }
-
   // Lists the rows of the cluster of `seed`, nearest first, in order_ from `begin` on; returns
   // where the list ends.
-  int reach(const Columns<T>& c, int seed, int begin) {
+  int reach(const Columns<T>& c, const Rows<T>& by_row, int seed, int begin) {
     ++stamp_;
     int end = begin;
     order_[end++] = seed;
     row_seen_[seed] = stamp_;
     for (int at = begin; at < end; ++at) {
       const int i = order_[at];
-      for (int e = ptr_[i]; e < ptr_[i + 1]; ++e) {
-        const int f = column_[e];
+      for (int e = by_row.ptr[i]; e < by_row.ptr[i + 1]; ++e) {
+        const int f = by_row.column[e];
         if (column_seen_[f] == stamp_) continue;
         column_seen_[f] = stamp_;
         for (int k = c.ptr[f]; k < c.ptr[f + 1]; ++k) {
@@ -100,7 +87,6 @@ class RowOrder {
     return found;
   }
 
-  Span<std::int32_t> ptr_, column_;            // the columns of row i are ptr_[i] to ptr_[i + 1]
   Span<std::int32_t> order_, place_;           // row number k, from the end; and where a row is
   Span<std::int32_t> row_seen_, column_seen_;  // the last search that came by
   int stamp_ = 0;                              // of this search

@@ -21,8 +21,12 @@
 #endif
 #if defined(__GNUC__)
 #define FACTORMAX_INLINE inline __attribute__((always_inline))
+#define FACTORMAX_NOINLINE __attribute__((noinline))
+#define FACTORMAX_BODY __attribute__((always_inline))  // after the parameters of a lambda
 #else
 #define FACTORMAX_INLINE inline
+#define FACTORMAX_NOINLINE
+#define FACTORMAX_BODY
 #endif
 
 // Goes before a loop that finds largest and smallest values, for gcc alone. clang starts such a
