@@ -42,7 +42,7 @@ class TorchMachine:
         self._flags: deque[_Flag] = deque()
 
     def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
-        """The kernels of a variant. To load them would spoil a CUDA graph that is being recorded."""
+        """The kernels of a variant; to load them would spoil a CUDA graph that is recorded."""
         self._refuse_recording()
         return dict(driver.load(variant, names, self.number))
 
