@@ -150,7 +150,9 @@ template <class T>
 class BackwardWorker {
  public:
   BackwardWorker(const Problem<T>& problem, const Needs& needs, Control& control)
-      : problem_(problem), control_(control), leased_([&](BackwardState<T>& state, Workspace& ws) {
+      : problem_(problem),
+        control_(control),
+        leased_(problem.structured.count == 0, [&](BackwardState<T>& state, Workspace& ws) {
           state.allocate(problem, needs.growth(), ws);
           if (needs.rows) state.allocate_rows(problem, needs.most_lists, ws);
         }) {

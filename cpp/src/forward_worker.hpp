@@ -78,9 +78,11 @@ class ForwardWorker {
 
   void reserve() {
     leased_.reset();
-    leased_ = std::make_unique<Leased<ForwardState<T>>>([&](ForwardState<T>& state, Workspace& ws) {
+    const auto lay_out = [&](ForwardState<T>& state, Workspace& ws) {
       state.allocate(problem_, method_, growth_, ws);
-    });
+    };
+    const bool all_used = problem_.structured.count == 0;
+    leased_ = std::make_unique<Leased<ForwardState<T>>>(all_used, lay_out);
     if (!leased_->valid()) control_.fail_for_memory();
   }
 

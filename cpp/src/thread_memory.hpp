@@ -18,13 +18,13 @@ class ThreadMemory {
  public:
   class Lease {
    public:
-    Lease(ThreadMemory& memory, std::size_t bytes) {
+    Lease(ThreadMemory& memory, std::size_t bytes, bool all_used = true) {
       if (memory.busy_) {
-        own_ = make(bytes);
+        own_ = make(bytes, all_used);
         workspace_ = &own_;
         return;
       }
-      memory.reserve(bytes);
+      memory.reserve(bytes, all_used);
       memory.busy_ = true;
       memory_ = &memory;
       workspace_ = &memory.workspace_;
@@ -53,21 +53,22 @@ class ThreadMemory {
     }
   }
 
-  void reserve(std::size_t bytes) {
+  void reserve(std::size_t bytes, bool all_used) {
     if (bytes > capacity_) {
       workspace_ = Workspace();
-      workspace_ = make(bytes);
+      workspace_ = make(bytes, all_used);
       capacity_ = workspace_.valid() ? bytes : 0;
     }
     workspace_.rewind();
   }
 
   // What is too large to keep is handed over by the system page by page, whenever it is touched for
-  // the first time: up to a third of a solve. Large pages, of 2 MB, are far fewer.
-  static Workspace make(std::size_t bytes) {
+  // the first time: up to a third of a solve. Large pages, of 2 MB, are far fewer. Where not all is
+  // used, such as the room for structures that are never found, they would be larger than that.
+  static Workspace make(std::size_t bytes, bool all_used) {
     Workspace workspace(bytes);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes > kKeep && workspace.valid()) {
+    if (all_used && bytes > kKeep && workspace.valid()) {
       const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
       const std::uintptr_t first = (begin + kLargePage - 1) / kLargePage * kLargePage;
       const std::uintptr_t last = (begin + bytes) / kLargePage * kLargePage;
@@ -91,12 +92,14 @@ inline ThreadMemory& memory_of_thread() {
 }
 
 // A state and the memory it is laid out in. `lay_out` is called twice, to count and to lay out: one
-// state serves both, for it is large, and making another would slow down a small solve.
+// state serves both, for it is large, and making another would slow down a small solve. all_used:
+// whether most of the memory will be.
 template <class State>
 class Leased {
  public:
   template <class LayOut>
-  explicit Leased(LayOut lay_out) : lease_(memory_of_thread(), bytes(lay_out)) {
+  Leased(bool all_used, LayOut lay_out)
+      : lease_(memory_of_thread(), bytes(lay_out), all_used) {
     if (Workspace* workspace = lease_.get()) lay_out(state, *workspace);
   }
 
