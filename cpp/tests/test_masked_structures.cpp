@@ -324,6 +324,29 @@ void check_masks_of_their_own() {
   CHECK(structures == found[0].found.prob.size());
 }
 
+// Threads share the factors of one instance in which nothing is masked: with the same bits.
+void check_shared_factors() {
+  test::current_case = "shared factors";
+  Row row(20);
+  row.model.rows.mask.clear();
+  Random random(23);
+  row.model.scores(random, 1, 1.0);
+  const Problem<double> p = row.model.problem();
+  Options options;
+  options.max_iter = 60;
+  set_num_threads(1);
+  const Answer<double> alone(p, 1, Method::compact, options);
+  CHECK(alone.iterations[0] > 1);
+  for (const int threads : {2, 5}) {
+    set_num_threads(threads);
+    const Answer<double> ours(p, 1, Method::compact, options);
+    CHECK(ours.status == alone.status && ours.iterations == alone.iterations);
+    CHECK(ours.mu == alone.mu && ours.mu_v == alone.mu_v && ours.tau == alone.tau);
+    CHECK(ours.found.prob == alone.found.prob && ours.found.on == alone.found.on);
+  }
+  set_num_threads(0);
+}
+
 }  // namespace
 
 int main() {
@@ -337,6 +360,7 @@ int main() {
   check_masked(Method::proximal, ByRows::dense, 1.0, 1);
   check_masked(Method::ad3, ByRows::dense, 1.0, 1);
   check_infeasible();
+  check_shared_factors();
   check_lists();
   check_threads();
   check_masks_of_their_own();

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "factormax/dual.hpp"
+#include "factormax/parallel.hpp"
 #include "factormax/structured/structured_factor.hpp"
 
 namespace factormax {
@@ -21,9 +22,13 @@ class StructuredFactors {
     hub_of = ws.take<std::int32_t>(problem.num_vars);
     local = ws.take<std::int32_t>(problem.num_vars);
     most_structures = 0;
+    int all_vars = 0;
+    bool own_functions = false;
     for (int f = 0; f < s.count; ++f) {
       StructuredFactor made;
       const int vars = s.vars(f).size;
+      all_vars += vars;
+      own_functions |= s.kind[f] == static_cast<std::int8_t>(OracleKind::callback);
       made.oracle.allocate(static_cast<OracleKind>(s.kind[f]), s.shapes(f), ws);
       ActiveSet::Shape shape;
       shape.vars = vars;
@@ -53,6 +58,7 @@ class StructuredFactors {
       has_rows_ = s.count == 1 && made.has_flow && !made.has_budget && problem.num_rows > 0 &&
                   problem.num_pairs == 0;
     }
+    shared_ = s.count > 1 && all_vars >= kManyVars && !own_functions;
     if (has_rows_) rows_.allocate(problem.num_rows, problem.num_entries, problem.num_vars, ws);
   }
 
@@ -155,17 +161,19 @@ class StructuredFactors {
   }
 
   // The marginals of hubs and links at `at`; the gradient of the links' rows is then complete.
-  // After the first failure nothing more is solved.
   void evaluate(const Instance<T>& p, DualPoint<T>& at, const Options& options, Control& control,
                 bool may_poll) {
     evaluate_box(p, at);
     at.stamp = stamp_ = ++counter_;
     double extra = 0;
-    for (StructuredFactor& f : factors_) {
-      if (!f.present || problem_ != ActiveSetResult::solved) continue;
+    solve_each(control, may_poll, [&](StructuredFactor& f, bool polls) {
       load(p, at, f);
-      solve_alone(f, options, control, may_poll);
+      return f.solve(options, control, polls);
+    });
+    for (StructuredFactor& f : factors_) {
+      if (!f.present) continue;
       extra += collect(f, at);
+      if (f.result != ActiveSetResult::solved) break;
     }
     conclude(p, at, extra);
   }
@@ -209,10 +217,9 @@ class StructuredFactors {
 
   // At the solution: completes the faces there, for the derivative. error: of the solution.
   void complete(double error, const Options& options, Control& control, bool may_poll) {
-    for (StructuredFactor& f : factors_) {
-      if (!f.present || problem_ != ActiveSetResult::solved) continue;
-      problem_ = f.complete(error, options, control, may_poll);
-    }
+    solve_each(control, may_poll, [&](StructuredFactor& f, bool polls) {
+      return f.complete(error, options, control, polls);
+    });
   }
 
   // The same, and finds the marginals again: on whole faces they are more accurate.
@@ -334,6 +341,29 @@ class StructuredFactors {
   }
 
  private:
+  static constexpr int kManyVars = 1024;  // fewer are done before another thread has woken up
+
+  // solve(f, may_poll) for each factor, on all threads if that pays; `trouble` is that of the first
+  // one that has any. Functions of the user's own are called one after the other, until one fails.
+  template <class Solve>
+  void solve_each(Control& control, bool may_poll, const Solve& solve) {
+    if (problem_ != ActiveSetResult::solved) return;
+    const auto at = [&](std::int64_t i, bool is_caller) {
+      StructuredFactor& f = factors_[static_cast<int>(i)];
+      if (f.present) f.result = solve(f, is_caller && may_poll);
+    };
+    if (shared_) {
+      const std::function<Worker()> make_worker = [&]() -> Worker { return std::cref(at); };
+      parallel_for(factors_.size, make_worker, [&] { control.stopped(may_poll); });
+    }
+    for (int i = 0; i < factors_.size && problem_ == ActiveSetResult::solved; ++i) {
+      if (!factors_[i].present) continue;
+      if (!shared_) at(i, true);
+      problem_ = factors_[i].result;
+      factors_[i].impossible = problem_ == ActiveSetResult::no_structure;
+    }
+  }
+
   // Writes what the factor found to `at`; returns what it adds to the dual.
   double collect(StructuredFactor& f, DualPoint<T>& at) {
     double extra = f.feature_value();
@@ -365,6 +395,7 @@ class StructuredFactors {
   Span<StructuredFactor> factors_;
   FlowRows rows_;  // beside the only factor, a sequence
   bool has_rows_ = false;
+  bool shared_ = false;  // among threads
   ActiveSetResult problem_ = ActiveSetResult::solved;
   std::int64_t counter_ = 0, stamp_ = 0;
 };
