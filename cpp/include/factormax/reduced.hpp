@@ -174,8 +174,9 @@ class ReducedSystem {
     int kept = 0;
     for (int i = 0; i < count; ++i) {
       const int r = active[i];
-      if (position_[r] == 0) continue;
-      position_[r] = kept;
+      const bool moves = position_[r] != 0;
+      position_[r] = moves ? kept : -1;
+      if (!moves) continue;
       if (hubs_.any()) hubs_.move(i, kept);
       active[kept++] = r;
     }
