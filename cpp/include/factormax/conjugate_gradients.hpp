@@ -29,6 +29,16 @@ struct Curvature {
   }
 };
 
+template <class T>
+struct Residual {
+  T square, largest;  // r . diagonal^-1 r, and the largest entry
+
+  void operator+=(const Residual& other) {
+    square += other.square;
+    largest = std::max(largest, other.largest);
+  }
+};
+
 // d . q and d . diagonal d
 template <class T>
 FACTORMAX_INLINE Curvature<T> curvature_along(const T* d, const T* q, const T* diagonal, int begin,
@@ -86,13 +96,14 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
     });
     if (!(along.curvature > null * along.most)) break;
     const T alpha = rho / along.curvature;
-    const T next = sum_of_chunks<T>(count, [=](int begin, int end) FACTORMAX_BODY {
-      return step_along(alpha, d.data, q.data, diagonal.data, begin, end, t.data, r.data);
+    const auto left = sum_of_chunks<Residual<T>>(count, [=](int begin, int end) FACTORMAX_BODY {
+      const T square = step_along(alpha, d.data, q.data, diagonal.data, begin, end, t.data, r.data);
+      return Residual<T>{square, max_abs(Span<const T>{r.data + begin, end - begin})};
     });
     const T gain = alpha * rho;
     gained += gain;
-    const T beta = next / rho;
-    rho = next;
+    const T beta = left.square / rho;
+    rho = left.square;
     in_chunks(count, [=](int begin, int end) FACTORMAX_BODY {
       const T times = beta;
 #pragma omp simd
@@ -100,10 +111,9 @@ T conjugate_gradients(const Apply& apply, Span<const T> diagonal, Span<const T> 
         d.data[i] = r.data[i] / diagonal.data[i] + times * d.data[i];
       }
     });
-    const T size = max_abs_in_chunks(Span<const T>(r));
     since = gain > T(limits.least_gain) * gained ? 0 : since + 1;
-    if (size < least) {
-      least = size;
+    if (left.largest < least) {
+      least = left.largest;
       since = 0;
       copy(Span<const T>(t), best);
     }
