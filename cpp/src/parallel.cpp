@@ -23,6 +23,9 @@ namespace {
 
 std::atomic<int> requested_threads{0};
 
+constexpr int kChunksPerThread =
+    4;  // with fewer, another thread takes longer to join than it saves
+
 struct Job {
   const std::function<Worker()>* make_worker;
   std::int64_t count;
@@ -184,9 +187,10 @@ int get_num_threads() {
 }
 
 void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
-                  const std::function<void()>& idle) {
+                  const std::function<void()>& idle, int most_threads) {
   if (count <= 0) return;
-  const int threads = static_cast<int>(std::min<std::int64_t>(get_num_threads(), count));
+  const std::int64_t most = std::min<std::int64_t>(count, most_threads);
+  const int threads = static_cast<int>(std::min<std::int64_t>(get_num_threads(), most));
   Job job;
   job.make_worker = &make_worker;
   job.count = count;
@@ -207,7 +211,8 @@ void share_chunks(int size, int length, void (*run)(const void* body, int begin,
     run(body, begin, std::min(size, begin + length));
   };
   const std::function<Worker()> make_worker = [&]() -> Worker { return std::cref(chunk); };
-  parallel_for((size + length - 1) / length, make_worker, [] {});
+  const int count = (size + length - 1) / length;
+  parallel_for(count, make_worker, [] {}, count / kChunksPerThread);
 }
 
 }  // namespace factormax

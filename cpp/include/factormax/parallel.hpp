@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 
 namespace factormax {
 
@@ -14,9 +15,10 @@ using Worker = std::function<void(std::int64_t index, bool is_caller)>;
 
 // Calls a worker for every index in [0, count), from up to get_num_threads() threads, the calling
 // one among them. Every thread that takes part asks `make_worker` for a worker of its own. While
-// it waits for the others, the caller calls `idle`.
+// it waits for the others, the caller calls `idle`. most_threads: that are worth having.
 void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
-                  const std::function<void()>& idle);
+                  const std::function<void()>& idle,
+                  int most_threads = std::numeric_limits<int>::max());
 
 // Calls run(body, begin, end) for ranges of `length` that make up [0, size), as above. `run` throws
 // nothing.
