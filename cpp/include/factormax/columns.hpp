@@ -47,12 +47,6 @@ struct Rows {
       }
     }
   }
-
-  // sum + (C v)_i
-  T add(int i, Span<const T> v, T sum) const {
-    for (int k = ptr[i]; k < ptr[i + 1]; ++k) sum += coef[k] * v[column[k]];
-    return sum;
-  }
 };
 
 // What lies between the first entry of each row of C C^T and the diagonal.

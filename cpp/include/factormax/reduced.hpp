@@ -224,8 +224,7 @@ class ReducedSystem {
 
   // out = (A_I J A_I^T + J_links + shift) t
   void apply(Span<const T> t, Span<T> out) const {
-    for (int i = 0; i < count; ++i) out[i] = shift * t[i];
-    for (int f = 0; f < free_.count; ++f) free_.add(f, free_.dot(f, t), out);
+    apply_by_columns(t, out);
     if (hubs_.any()) hubs_.apply(rows(), t, out);
   }
 
@@ -237,13 +236,34 @@ class ReducedSystem {
     if (hubs_.any()) hubs_.apply(rows(), t, out);
   }
 
-  // Not part of what is compiled twice: instructions that multiply and add would round differently.
-  FACTORMAX_NOINLINE void dot_columns(Span<const T> t, int begin, int end) const {
-    for (int f = begin; f < end; ++f) products_[f] = free_.dot(f, t);
+  // Each product is rounded before it is added, or the ways above could differ.
+  FACTORMAX_ROUNDED void apply_by_columns(Span<const T> t, Span<T> out) const {
+    const std::int32_t* row = free_.row.data;
+    const T* coef = free_.coef.data;
+    for (int i = 0; i < count; ++i) out[i] = shift * t[i];
+    for (int f = 0; f < free_.count; ++f) {
+      T sum = 0;
+      for (int k = free_.ptr[f]; k < free_.ptr[f + 1]; ++k) sum += coef[k] * t[row[k]];
+      for (int k = free_.ptr[f]; k < free_.ptr[f + 1]; ++k) out[row[k]] += coef[k] * sum;
+    }
   }
-  FACTORMAX_NOINLINE void add_columns(Span<const T> t, int begin, int end, Span<T> out) const {
-    const Span<const T> products = products_;
-    for (int i = begin; i < end; ++i) out[i] = by_row_.add(i, products, shift * t[i]);
+  FACTORMAX_ROUNDED void dot_columns(Span<const T> t, int begin, int end) const {
+    const std::int32_t* row = free_.row.data;
+    const T* coef = free_.coef.data;
+    for (int f = begin; f < end; ++f) {
+      T sum = 0;
+      for (int k = free_.ptr[f]; k < free_.ptr[f + 1]; ++k) sum += coef[k] * t[row[k]];
+      products_[f] = sum;
+    }
+  }
+  FACTORMAX_ROUNDED void add_columns(Span<const T> t, int begin, int end, Span<T> out) const {
+    const std::int32_t* column = by_row_.column.data;
+    const T *coef = by_row_.coef.data, *product = products_.data;
+    for (int i = begin; i < end; ++i) {
+      T sum = shift * t[i];
+      for (int k = by_row_.ptr[i]; k < by_row_.ptr[i + 1]; ++k) sum += coef[k] * product[column[k]];
+      out[i] = sum;
+    }
   }
 
   void assemble() {
@@ -378,7 +398,7 @@ class ReducedSystem {
 
   HubRows<T> hubs_;
   Columns<T> free_;   // A_I J: the free variables of the box,
-  Rows<T> by_row_;    // and the same by rows, where that has been asked for
+  Rows<T> by_row_;    // and the same by rows, once listed
   Span<T> products_;  // of the columns
   Span<T> root_;      // of 1 / weight, for those
   bool weighted_ = false;

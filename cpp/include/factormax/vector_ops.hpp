@@ -21,11 +21,9 @@
 #endif
 #if defined(__GNUC__)
 #define FACTORMAX_INLINE inline __attribute__((always_inline))
-#define FACTORMAX_NOINLINE __attribute__((noinline))
 #define FACTORMAX_BODY __attribute__((always_inline))  // after the parameters of a lambda
 #else
 #define FACTORMAX_INLINE inline
-#define FACTORMAX_NOINLINE
 #define FACTORMAX_BODY
 #endif
 
@@ -37,6 +35,15 @@
 #define FACTORMAX_EXTREMES(reductions) FACTORMAX_PRAGMA(omp simd reductions)
 #else
 #define FACTORMAX_EXTREMES(reductions)
+#endif
+
+// Functions marked with this round every product before it is added to a sum. gcc otherwise uses
+// instructions that do both at once wherever it can, which depends on how a loop is vectorised;
+// other compilers go by the expression alone.
+#if defined(__GNUC__) && !defined(__clang__)
+#define FACTORMAX_ROUNDED __attribute__((noinline, optimize("fp-contract=off")))
+#else
+#define FACTORMAX_ROUNDED
 #endif
 
 namespace factormax {
