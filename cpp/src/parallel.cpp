@@ -23,8 +23,8 @@ namespace {
 
 std::atomic<int> requested_threads{0};
 
-constexpr int kChunksPerThread =
-    4;  // with fewer, another thread takes longer to join than it saves
+// With fewer, another thread takes longer to join than it saves.
+constexpr int kChunksPerThread = 4;
 
 struct Job {
   const std::function<Worker()>* make_worker;

@@ -63,8 +63,8 @@ class ThreadMemory {
   }
 
   // What is too large to keep is handed over by the system page by page, whenever it is touched for
-  // the first time: up to a third of a solve. Large pages, of 2 MB, are far fewer. Where not all is
-  // used, such as the room for structures that are never found, they would be larger than that.
+  // the first time: up to a third of a solve. Large pages, of 2 MB, are far fewer. Where much is
+  // never touched, such as room for structures that are never found, they would take up more.
   static Workspace make(std::size_t bytes, bool all_used) {
     Workspace workspace(bytes);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -98,8 +98,7 @@ template <class State>
 class Leased {
  public:
   template <class LayOut>
-  Leased(bool all_used, LayOut lay_out)
-      : lease_(memory_of_thread(), bytes(lay_out), all_used) {
+  Leased(bool all_used, LayOut lay_out) : lease_(memory_of_thread(), bytes(lay_out), all_used) {
     if (Workspace* workspace = lease_.get()) lay_out(state, *workspace);
   }
 

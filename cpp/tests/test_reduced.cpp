@@ -121,7 +121,8 @@ void test_random(std::uint64_t seed) {
       test::current_case = "random, rows " + std::to_string(rows);
       Graph<T> graph = random_rows<T>(random, rows, 2 * rows + 6, 5);
       System<T> s(graph);
-      for (int j = 0; j < s.instance.n; ++j) s.free[j] = random.uniform() < (repeat % 2 == 0 ? 0.8 : 0.2);
+      for (int j = 0; j < s.instance.n; ++j)
+        s.free[j] = random.uniform() < (repeat % 2 == 0 ? 0.8 : 0.2);
       const int left = check_system(s, random);
       CHECK(left <= rows);
     }

@@ -58,8 +58,8 @@ FACTORMAX_INLINE T largest_of_chunks(int size, const Part& part) {
       .value;
 }
 
-// Lists the i < size for which listed(i), ascending; returns how many. Without a branch, for which
-// ones they are is hard to foresee. list: (size,)
+// Lists the i < size for which listed(i), ascending; returns how many. It is called once for each
+// i, and there is no branch, as the outcome would be hard to predict. list: (size,)
 template <class Listed>
 FACTORMAX_INLINE int list_in_chunks(int size, std::int32_t* list, const Listed& listed) {
   const auto part = [&](int begin, int end) FACTORMAX_BODY {

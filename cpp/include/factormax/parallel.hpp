@@ -15,7 +15,7 @@ using Worker = std::function<void(std::int64_t index, bool is_caller)>;
 
 // Calls a worker for every index in [0, count), from up to get_num_threads() threads, the calling
 // one among them. Every thread that takes part asks `make_worker` for a worker of its own. While
-// it waits for the others, the caller calls `idle`. most_threads: that are worth having.
+// it waits for the others, the caller calls `idle`. most_threads: no more take part.
 void parallel_for(std::int64_t count, const std::function<Worker()>& make_worker,
                   const std::function<void()>& idle,
                   int most_threads = std::numeric_limits<int>::max());

@@ -111,6 +111,7 @@ class StructuredFactors {
       StructuredFactor& factor = factors_[f];
       const Span<const std::int32_t> vars = s.vars(f);
       factor.present = factor.impossible = false;
+      factor.result = ActiveSetResult::solved;
       factor.first_link = link;
       for (int k = 0; k < vars.size; ++k) {
         const std::int32_t j = factor.var[k] = p.new_var[vars[k]];

@@ -20,13 +20,14 @@ struct StructuredFactor {
   bool has_budget = false;
   bool present = false;  // some of its variables are present
   bool linked = false;
-  bool impossible = false;                           // the oracle found no structure
-  bool has_flow = false;                             // it is a sequence, and its flows have room
-  bool may_flow = false;                             // and they have not failed yet
-  bool by_flow = false;                              // the solution at hand is `flow`, not `set`
-  ActiveSetResult result = ActiveSetResult::solved;  // how it was last solved
-  double param = 0;                                  // the parameter of the oracle
-  int first_link = 0;                                // row of its first variable that is present
+  bool impossible = false;  // the oracle found no structure
+  bool has_flow = false;    // it is a sequence, and its flows have room
+  bool may_flow = false;    // and they have not failed yet
+  bool by_flow = false;     // the solution at hand is `flow`, not `set`
+  // How it was last solved.
+  ActiveSetResult result = ActiveSetResult::solved;
+  double param = 0;         // the parameter of the oracle
+  int first_link = 0;       // row of its first variable that is present
   Span<std::int32_t> var;   // (d,) variable of the Instance, -1 where masked
   Span<double> x, v, w, y;  // (d,) scores, marginals, weights, scratch
   Span<double> eta_v;       // (s,)
