@@ -153,8 +153,10 @@ def test_nothing_shared_is_repeated(model):
     assert inputs.columns.own.shape[0] == BATCH and inputs.columns.shared.shape[0] == 1
     assert inputs.columns.own.shape[1] < inputs.model.num_scores
     assert bool(own) == bool(inputs.columns.own.shape[1])
-    # Nor does one temperature of all instances change that.
+    # Nor do temperatures change that.
     assert start(fg, np.array(0.5)).inputs.runs == inputs.runs
+    cooled = start(fg, np.linspace(0.5, 2, BATCH)).inputs.columns
+    assert cooled.runs == inputs.runs and cooled.shared.shape == inputs.columns.shared.shape
 
 
 MEASURED = """
@@ -173,18 +175,28 @@ u = fg.variable_from(scores)
 fg.add(fm.Pair(u[i], u[j], shared))
 fg.add(fm.Pair(u[:2], u[2:4], own))
 before = megabytes("VmRSS")
-fg.solve(tol=1e-2, on_failure="ignore").vjp({u: scores})
+solution = fg.solve(tol=1e-2, temperature=%s, on_failure="ignore")
+if %s:
+    solution.vjp({u: scores})
 print((megabytes("VmHWM") - before) / (2048 * len(i) * 8 / 2**20))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak")
-def test_the_peak_of_memory():
+@pytest.mark.parametrize(
+    "temperature, gradient, most",
+    [
+        ("None", True, 3),  # 4.3 if scores and gradients are repeated
+        ("np.linspace(1, 2, 2048)", False, 3),  # 5.1 if scores are repeated
+        ("np.linspace(1, 2, 2048)", True, 4),  # each instance has its gradient of the temperature
+    ],
+)
+def test_the_peak_of_memory(temperature, gradient, most):
     """In units of one number per instance and pair: there are the marginals and multipliers."""
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", MEASURED]
+    command = [sys.executable, "-c", MEASURED % (temperature, gradient)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    assert float(done.stdout) < 3  # it was 4.3 when scores and gradients were repeated
+    assert float(done.stdout) < most
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -203,19 +215,25 @@ def test_the_threads_do_not_matter(model, dtype):
             assert_same(found, expected)
 
 
+TEMPERATURES = [None, np.linspace(0.5, 2, BATCH)]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("model", [labels, one_row, all_shared])
-def test_masked_variables(model):
+def test_masked_variables(model, temperature):
     shape = made(model)[3][0].shape
     mask = np.random.default_rng(1).random(shape) < 0.8
     answers = []
     for fg, u, factors, _ in both(model, np.float64, mask=mask):
-        solution = fg.solve(tol=1e-9, on_failure="ignore")
+        solution = fg.solve(tol=1e-9, temperature=temperature, on_failure="ignore")
         grads = solution.vjp({u: np.random.default_rng(0).normal(size=shape)})
-        answers.append(([u.value, *[f.value for f in factors]], list(grads.values())))
+        heat = grads.pop("temperature", 0.0)
+        answers.append(([u.value, *[f.value for f in factors]], list(grads.values()), heat))
     for found, expected in zip(answers[0][0], answers[1][0], strict=True):
         assert_same(found, expected)
     for found, expected in zip(answers[0][1], answers[1][1], strict=True):
         assert_sums(found, expected, np.float64)
+    np.testing.assert_allclose(answers[0][2], answers[1][2], atol=1e-12)
 
 
 def test_masks_that_split_a_large_graph():
@@ -292,16 +310,17 @@ def test_factors_of_ones_own(factor):
     assert_same(*answers)
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("kind", ["sparsemap", "perceptron", "hinge"])
 @pytest.mark.parametrize("model", [labels, components, all_shared])
-def test_losses(model, kind):
+def test_losses(model, kind, temperature):
     torch = pytest.importorskip("torch")
     fg, u, *_ = made(model)
     fg.decode(on_failure="ignore")
     target, answers = torch.tensor(u.value), []
     weight = torch.linspace(-1, 2, BATCH, dtype=torch.float64)
     for fg, u, _, given in both(model, np.float64, convert=tensor_of):
-        loss = fg.loss({u: target}, kind=kind, on_failure="ignore")
+        loss = fg.loss({u: target}, kind=kind, temperature=temperature, on_failure="ignore")
         (loss * weight).sum().backward()
         answers.append((loss.detach(), [t.grad for t in given]))
     assert_same(answers[0][0], answers[1][0])
@@ -428,14 +447,20 @@ def test_forbidden_transitions_and_bad_scores():
             fg.solve()
 
 
-@pytest.mark.parametrize("runs", [(3,), (0, 3), (2, 3, 1), (0, 1, 2, 4), (1, 2)])
-def test_columns(runs):
+RUNS = [(3,), (0, 3), (2, 3, 1), (0, 1, 2, 4), (1, 2)]
+
+
+@pytest.mark.parametrize("heated", [False, True])
+@pytest.mark.parametrize("runs", RUNS)
+def test_columns(runs, heated):
     rng = np.random.default_rng(0)
     shared, own = rng.normal(size=(1, sum(runs[::2]))), rng.normal(size=(4, sum(runs[1::2])))
-    columns = Columns(shared, own, runs)
+    heat = rng.uniform(0.5, 2, size=(4, 1)) if heated else None
+    columns = Columns(shared, own, runs, heat)
+    warm = shared / heat if heated else shared
     pieces, at, total = [], [0, 0], 0
     for k, count in enumerate(runs):
-        array = columns.own if k % 2 else columns.shared
+        array = columns.own if k % 2 else warm
         piece = array[:, at[k % 2] : at[k % 2] + count]
         at[k % 2] += count
         assert_same(columns.part(total, total + count, k % 2 == 0), piece)
@@ -449,7 +474,18 @@ def test_columns(runs):
         for first in range(total + 1):
             for last in range(first, total + 1):
                 assert_same(columns.row(i, first, last), full[i, first:last])
-    weight = rng.normal(size=4)
+    assert_same(np.broadcast_to(columns.instances([2, 0]).full(), full[:2].shape), full[[2, 0]])
+    other = rng.normal(size=full.shape)
+    np.testing.assert_allclose(columns.dot(other), (other * full).sum(axis=1), atol=1e-12)
+    columns.shared[:, :1] = -np.inf
+    finite = np.where(np.isfinite(columns.full()), columns.full(), 0)
+    np.testing.assert_allclose(columns.dot(other), (other * finite).sum(axis=1), atol=1e-12)
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_sums_of_columns(runs):
+    rng = np.random.default_rng(0)
+    full, weight = rng.normal(size=(4, sum(runs))), rng.normal(size=4)
     summed = np.broadcast_to(Columns.summed(full, weight, runs).full(), full.shape)
     expected = np.where(_is_shared(runs), weight @ full, weight[:, None] * full)
     np.testing.assert_allclose(summed, expected, atol=1e-12)

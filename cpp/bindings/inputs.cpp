@@ -20,11 +20,13 @@ void bind_inputs(nb::module_& m) {
   nb::class_<Inputs>(m, "Inputs", "The numbers of a batch of instances of a model, checked.")
       .def(nb::init<std::shared_ptr<const Model>, nb::object, nb::object, std::vector<nb::object>,
                     std::optional<Matrix<const bool>>, std::optional<Matrix<const std::int8_t>>,
-                    nb::object, const std::vector<int>&>(),
+                    nb::object, const std::vector<int>&, std::optional<Matrix<const double>>>(),
            "model"_a, "eta_u"_a, "eta_v"_a, "params"_a, "mask"_a = nb::none(),
            "held"_a = nb::none(), "shared"_a = nb::none(), "runs"_a = std::vector<int>(),
+           "heat"_a = nb::none(),
            "shared: the factor scores that all instances share, (1, S), if eta_v holds only the "
-           "others.\nruns: how many scores are shared, not shared, shared, and so on.")
+           "others.\nruns: how many scores are shared, not shared, shared, and so on.\nheat: what "
+           "divides the shared scores of each instance, (B, 1); None: nothing does.")
       .def_prop_ro("batch", &Inputs::batch)
       .def_prop_ro(
           "mask", [](nb::handle self) { return nb::cast<Inputs&>(self).mask(self); },

@@ -44,14 +44,16 @@ class Inputs {
   };
 
   // shared: the factor scores that all instances share, if eta_v holds only the others. runs: how
-  // many scores are shared, not shared, shared, and so on.
+  // many scores are shared, not shared, shared, and so on. heat: (B, 1), what divides the shared
+  // ones of each instance.
   Inputs(std::shared_ptr<const Model> model, nb::object eta_u, nb::object eta_v,
          std::vector<nb::object> params, std::optional<Matrix<const bool>> mask,
          std::optional<Matrix<const std::int8_t>> held, nb::object shared,
-         const std::vector<int>& runs)
+         const std::vector<int>& runs, std::optional<Matrix<const double>> heat)
       : model_(held ? model->bounded() : std::move(model)),
         mask_(std::move(mask)),
         held_(std::move(held)),
+        heat_(std::move(heat)),
         kept_(nb::make_tuple(eta_u, eta_v, shared)) {
     if (!take<double>(eta_u, eta_v, shared, params, runs) &&
         !take<float>(eta_u, eta_v, shared, params, runs)) {
@@ -128,6 +130,10 @@ class Inputs {
       p.mixed.own = batched(eta_v, batch_, scores - num_shared_, "eta_v");
       const Numbers found = look_at(shared.data(), shared.size(), nullptr);
       factor_scores_ = std::max(factor_scores_, found);
+      if (heat_) {
+        p.mixed.heat = batched(*heat_, batch_, 1, "heat");
+        if (!stays_finite(shared, *heat_)) factor_scores_ = Numbers::bad;
+      }
     } else {
       p.eta_v = batched(eta_v, batch_, scores, "eta_v");
       const int count = static_cast<int>(scores);
@@ -135,6 +141,19 @@ class Inputs {
     }
     if (batch_ > 0) compute(eta_u, typed);
     return true;
+  }
+
+  // Whether no finite score becomes NaN or infinite when any of the temperatures divides it.
+  template <class T>
+  static bool stays_finite(const Matrix<const T>& scores, const Matrix<const double>& heat) {
+    T largest = 0;
+    for (std::size_t k = 0; k < scores.size(); ++k) {
+      const T size = std::fabs(scores.data()[k]);
+      if (std::isfinite(size)) largest = std::max(largest, size);
+    }
+    return std::all_of(heat.data(), heat.data() + heat.size(), [&](double t) {
+      return t > 0 && std::isfinite(static_cast<T>(largest / t));
+    });
   }
 
   // counts: shared, not shared, and so on.
@@ -223,6 +242,7 @@ class Inputs {
   std::shared_ptr<const Model> model_;
   std::optional<Matrix<const bool>> mask_;
   std::optional<Matrix<const std::int8_t>> held_;
+  std::optional<Matrix<const double>> heat_;
   nb::object kept_;
   std::vector<double> scalars_, oracle_params_;
   std::vector<Param> params_;

@@ -65,6 +65,7 @@ Problem<T> alone(Problem<T> p, std::int64_t i) {
   p.eta_u = {p.eta_u.at(i), 0};
   p.eta_v = {p.eta_v.at(i), 0};
   p.mixed.own = {p.mixed.own.at(i), 0};
+  p.mixed.heat = {p.mixed.heat.at(i), 0};
   p.structured.param = {p.structured.param.at(i), 0};
   p.structured.first += i;
   return p;

@@ -34,6 +34,18 @@ inline Indices all_scores(const Layout& p) {
   return {&first, p.num_scores(), p.num_scores() > 0, 0};
 }
 
+// Copies scores that the instances share as instance i has them.
+template <class T>
+void copy_shared(const MixedScores<T>& mixed, std::int64_t i, int column, int count, T* to) {
+  const T* from = mixed.shared + column;
+  const double* heat = mixed.heat.at(i);
+  if (heat == nullptr) {
+    std::copy_n(from, count, to);
+  } else {
+    for (int k = 0; k < count; ++k) to[k] = static_cast<T>(from[k] / *heat);
+  }
+}
+
 // Some scores of an instance, where they are or copied to `row`.
 template <class T>
 const T* gather_scores(const Problem<T>& p, const Indices& scores, std::int64_t i, T* row) {
@@ -42,7 +54,9 @@ const T* gather_scores(const Problem<T>& p, const Indices& scores, std::int64_t 
   each_piece(p.mixed.runs, scores, scores.count,
              [&](int k, int count, const ScoreRun& run, int column) {
                const T* from = (run.shared ? p.mixed.shared : p.mixed.own.at(i)) + column;
-               if (count == scores.count) {
+               if (run.shared && p.mixed.heat.data != nullptr) {
+                 copy_shared(p.mixed, i, column, count, row + k);
+               } else if (count == scores.count) {
                  found = from;
                } else {
                  std::copy_n(from, count, row + k);
@@ -87,7 +101,7 @@ class InstanceScores {
     if (!p.is_mixed() || !memory_.valid()) return;
     row_ = memory_.template take<T>(p.num_scores());
     problem_.eta_v = {row_.data, 0};
-    copy(true, mixed_.shared);
+    if (!is_heated()) copy_all_shared(0);
   }
 
   static std::size_t bytes(const Problem<T>& p) {
@@ -98,15 +112,21 @@ class InstanceScores {
 
   // From now on the scores are those of instance i.
   void enter(std::int64_t i) {
-    if (!row_.empty()) copy(false, mixed_.own.at(i));
+    if (row_.empty()) return;
+    if (is_heated()) copy_all_shared(i);
+    for (const ScoreRun& run : mixed_.runs) {
+      if (!run.shared) std::copy_n(mixed_.own.at(i) + run.column, run.count, to(run));
+    }
   }
 
  private:
-  void copy(bool shared, const T* from) {
+  void copy_all_shared(std::int64_t i) {
     for (const ScoreRun& run : mixed_.runs) {
-      if (run.shared == shared) std::copy_n(from + run.column, run.count, row_.data + run.begin);
+      if (run.shared) copy_shared(mixed_, i, run.column, run.count, to(run));
     }
   }
+  bool is_heated() const { return mixed_.heat.data != nullptr; }
+  T* to(const ScoreRun& run) const { return row_.data + run.begin; }
 
   Problem<T> problem_;
   MixedScores<T> mixed_;

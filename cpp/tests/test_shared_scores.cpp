@@ -1,5 +1,5 @@
-// Factor scores that a batch shares in part: the same answers as if every instance had all of them,
-// and the same gradients, summed.
+// Factor scores that a batch shares in part, divided per instance or not: the same answers as if
+// every instance had all of them, and the same gradients, summed.
 #include <string>
 
 #include "factormax/parallel.hpp"
@@ -19,10 +19,11 @@ template <class T>
 struct Scores {
   std::vector<ScoreRun> runs;
   std::vector<T> shared, own;
+  std::vector<double> heat;
   int num_own = 0;
 
   // From (B, P) in the graph, which is made to repeat what is shared.
-  Scores(Graph<T>& graph, int batch, Random& random) {
+  Scores(Graph<T>& graph, int batch, bool heated, Random& random) {
     const int pairs = graph.num_pairs();
     int columns[2] = {0, 0};
     for (int begin = 0; begin < pairs;) {
@@ -49,6 +50,7 @@ struct Scores {
         }
       }
     }
+    if (heated) divide(graph, batch, random);
   }
 
   Span<const ScoreRun> all() const { return {runs.data(), static_cast<int>(runs.size())}; }
@@ -56,8 +58,24 @@ struct Scores {
   Problem<T> problem(Graph<T>& graph) const {
     Problem<T> p = graph.problem();
     p.eta_v = {};
-    p.mixed = {all(), shared.data(), {own.data(), num_own}};
+    p.mixed = {all(), shared.data(), {own.data(), num_own}, {}};
+    if (!heat.empty()) p.mixed.heat = {heat.data(), 1};
     return p;
+  }
+
+ private:
+  // What the graph repeats, by a number per instance.
+  void divide(Graph<T>& graph, int batch, Random& random) {
+    const std::size_t pairs = graph.num_pairs();
+    for (int i = 0; i < batch; ++i) {
+      heat.push_back(0.5 + random.uniform());
+      for (const ScoreRun& run : runs) {
+        for (int k = run.begin; run.shared && k < run.begin + run.count; ++k) {
+          T& score = graph.eta_v[i * pairs + k];
+          score = static_cast<T>(score / heat[i]);
+        }
+      }
+    }
   }
 };
 
@@ -145,11 +163,11 @@ void check_gradient(Graph<T>& graph, const Scores<T>& scores, const Solution<T>&
 }
 
 template <class T>
-void check_case(std::uint64_t seed, int batch, bool split, bool masked, int threads) {
+void check_case(std::uint64_t seed, int batch, bool split, bool masked, bool heated, int threads) {
   test::current_case = "seed " + std::to_string(seed) + ", batch " + std::to_string(batch);
   Random random(seed);
   Graph<T> graph = some_graph<T>(random, batch, masked);
-  const Scores<T> scores(graph, batch, random);
+  const Scores<T> scores(graph, batch, heated, random);
   if (split) graph.split();
   for (const Method method : {Method::proximal, Method::admm, Method::compact}) {
     set_num_threads(1);
@@ -172,11 +190,12 @@ int main(int argc, char** argv) {
   CHECK(ScoreSums<double>::block_size(0, 5) == 1 && ScoreSums<double>::block_size(9999, 0) == 1);
   CHECK(ScoreSums<double>::block_size(1024, 64) == 1);      // few numbers per block
   CHECK(ScoreSums<double>::block_size(1024, 12561) == 16);  // many: 64 blocks
-  for (int trial = 0; trial < test::times(24); ++trial) {
+  for (int trial = 0; trial < test::times(32); ++trial) {
     const int batch = kBatches[trial % 4], threads = 1 + trial % 3;
     const bool split = trial / 4 % 2 == 1, masked = trial / 8 % 2 == 1;
-    check_case<double>(seed + trial, batch, split, masked, threads);
-    check_case<float>(seed + trial, batch, split, masked, threads);
+    const bool heated = trial / 16 % 2 == 1;
+    check_case<double>(seed + trial, batch, split, masked, heated, threads);
+    check_case<float>(seed + trial, batch, split, masked, heated, threads);
   }
   set_num_threads(0);
   return test::finish();

@@ -32,11 +32,13 @@ class Columns:
         shared: `(1, S)`, the columns that all rows share.
         own: `(B, P − S)`, the other columns.
         runs: how many columns, from the first on, are shared, not shared, shared, and so on.
+        heat: `(B, 1)` in float64, what divides the shared columns of each row; None: nothing does.
     """
 
     shared: FloatArray
     own: FloatArray
     runs: tuple[int, ...]
+    heat: FloatArray | None = None
 
     @classmethod
     def of(cls, array: FloatArray, batch: int) -> Columns:
@@ -63,9 +65,9 @@ class Columns:
         return cls(shared, own, runs)
 
     def full(self) -> FloatArray:
-        """The matrix, `(1 | B, P)`: one row if all columns are shared."""
+        """The matrix, `(1 | B, P)`: one row if all rows are the same."""
         if len(self.runs) == 1:
-            return self.shared
+            return self._cooled(self.shared)
         if len(self.runs) == 2 and self.runs[0] == 0:
             return self.own
         rows = len(self.own)
@@ -75,16 +77,17 @@ class Columns:
 
     def map(self, function: Callable[[FloatArray], FloatArray]) -> Columns:
         """The same with other numbers."""
-        return Columns(function(self.shared), function(self.own), self.runs)
+        return Columns(function(self.shared), function(self.own), self.runs, self.heat)
 
     def instances(self, index: IndexArray | list[int]) -> Columns:
         """Some of the rows."""
-        return Columns(self.shared, self.own[index], self.runs)
+        heat = None if self.heat is None else self.heat[index]
+        return Columns(self.shared, self.own[index], self.runs, heat)
 
     def part(self, start: int, stop: int, is_shared: bool) -> FloatArray:
-        """Columns that are all shared, `(1, count)`, or all not, `(B, count)`."""
+        """Columns that are all shared, `(1 | B, count)`, or all not, `(B, count)`."""
         if start == stop:
-            return (self.shared if is_shared else self.own)[:, :0]
+            return self._cooled(self.shared[:, :0]) if is_shared else self.own[:, :0]
         return self._piece(bisect(_starts(self.runs), start) - 1, start, stop)
 
     def row(self, i: int, start: int, stop: int) -> FloatArray:
@@ -93,8 +96,8 @@ class Columns:
             return self.own[i, :0]
         starts = _starts(self.runs)
         runs = range(bisect(starts, start) - 1, bisect_left(starts, stop))
-        found = [self._piece(k, start, stop) for k in runs]
-        return np.concatenate([piece[i if len(piece) > 1 else 0] for piece in found])
+        one = self.instances([i])
+        return np.concatenate([one._piece(k, start, stop)[0] for k in runs])
 
     def at(self, rows: IndexArray, columns: IndexArray) -> FloatArray:
         """The numbers at some places."""
@@ -104,15 +107,34 @@ class Columns:
         is_shared = np.array([run.is_shared for run in _spans(self.runs)], bool)[place]
         column = columns + begin[place]
         found[is_shared] = self.shared[0, column[is_shared]]
+        if self.heat is not None:
+            found[is_shared] /= self.heat[rows[is_shared], 0]
         found[~is_shared] = self.own[rows[~is_shared], column[~is_shared]]
         return found
+
+    def dot(self, rows: FloatArray) -> FloatArray:
+        """Each row of `(B, P)` times that of the matrix, `(B,)`; what is not finite counts as 0."""
+        total = np.zeros(len(rows))
+        for run in _spans(self.runs):
+            some = rows[:, run.start : run.stop]
+            array = self.shared if run.is_shared else self.own
+            columns = array[:, run.column : run.column + run.stop - run.start]
+            columns = np.broadcast_to(np.where(np.isfinite(columns), columns, 0), some.shape)
+            part = np.einsum("bp,bp->b", some, columns, dtype=np.float64)
+            total += part if self.heat is None or not run.is_shared else part / self.heat[:, 0]
+        return total
 
     def _piece(self, k: int, start: int, stop: int) -> FloatArray:
         """The columns from `start` to `stop` that are in a run."""
         run = _spans(self.runs)[k]
         array = self.shared if run.is_shared else self.own
         first, last = max(start, run.start), min(stop, run.stop)
-        return array[:, run.column + first - run.start : run.column + last - run.start]
+        piece = array[:, run.column + first - run.start : run.column + last - run.start]
+        return self._cooled(piece) if run.is_shared else piece
+
+    def _cooled(self, shared: FloatArray) -> FloatArray:
+        """Shared columns as each row has them, `(1 | B, count)`."""
+        return shared if self.heat is None else (shared / self.heat).astype(shared.dtype)
 
 
 class _Run(NamedTuple):

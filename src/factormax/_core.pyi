@@ -109,10 +109,11 @@ class Numbers(enum.Enum):
 class Inputs:
     """The numbers of a batch of instances of a model, checked."""
 
-    def __init__(self, model: Model, eta_u: object, eta_v: object, params: Sequence[object], mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, shared: object | None = None, runs: Sequence[int] = []) -> None:
+    def __init__(self, model: Model, eta_u: object, eta_v: object, params: Sequence[object], mask: Annotated[NDArray[numpy.bool_], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, held: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, shared: object | None = None, runs: Sequence[int] = [], heat: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
         shared: the factor scores that all instances share, (1, S), if eta_v holds only the others.
         runs: how many scores are shared, not shared, shared, and so on.
+        heat: what divides the shared scores of each instance, (B, 1); None: nothing does.
         """
 
     @property

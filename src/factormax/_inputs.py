@@ -93,6 +93,8 @@ class Inputs:
             more: dict[str, Any] = {}
             if isinstance(own, Columns):
                 more = {"shared": np.ascontiguousarray(own.shared), "runs": own.runs}
+                if own.heat is not None:
+                    more["heat"] = np.ascontiguousarray(own.heat)
                 own = own.own
             self._core = _core.Inputs(
                 self.model,
@@ -148,7 +150,7 @@ class Inputs:
     def map_factor_scores(
         self, function: Callable[[FloatArray], FloatArray]
     ) -> FloatArray | Columns:
-        """A function of each factor score, computed once for those that are shared."""
+        """A function of the factor scores, computed once for those that are shared."""
         own = self._factor_scores
         return own.map(function) if isinstance(own, Columns) else function(own)
 

@@ -28,7 +28,12 @@ from factormax.factors.structured import StructuredFactor
 from factormax.queries.solve import answer, pull_back_linear, with_objective
 from factormax.status import Status
 from factormax.structures import Answer, Support, lists_structures
-from factormax.temperature import cooled, spread_temperature, sum_to_temperature
+from factormax.temperature import (
+    cooled,
+    cooled_columns,
+    spread_temperature,
+    sum_to_temperature,
+)
 
 if TYPE_CHECKING:
     from factormax._form import Form
@@ -100,11 +105,11 @@ class Task:
         if temperature is not None:
             self.temperature = spread_temperature(temperature, self.batch_shape)
             self.temperature_shape = tuple(temperature.shape)
-            if temperature.size == 1:  # what is shared stays shared
+            if temperature.size == 1:
                 self._one = np.asarray(temperature, np.float64).reshape(1, 1)
                 eta_v = inputs.map_factor_scores(partial(cooled, temperature=self._one))
             else:
-                eta_v = cooled(inputs.eta_v, self.temperature)
+                eta_v = cooled_columns(inputs.columns, self.temperature)
             self.inputs = inputs.replace(eta_u=cooled(inputs.eta_u, self.temperature), eta_v=eta_v)
 
     @classmethod
@@ -424,18 +429,21 @@ class Task:
         """Turns gradients of the flat scores into gradients of the scores as given."""
         if isinstance(grad_v, Columns):
             return self._to_scores_summed(grad_u, grad_v)
-        of_temperature = None
+        of_temperature, factors = None, []
         if self.temperature is not None:
             # d(eta / T) = d eta / T - (eta / T) dT / T
-            inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
+            inner = _dot(grad_u, self.inputs.eta_u) + self.inputs.columns.dot(grad_v)
             per_instance = -inner / self.temperature[:, 0]
             of_temperature = sum_to_temperature(
                 per_instance, self.temperature_shape, self.batch_shape
             )
             grad_u = (grad_u / self.temperature).astype(grad_u.dtype)
-            grad_v = (grad_v / self.temperature).astype(grad_v.dtype)
-        totals = self.layout.by_given(NumpySpace, grad_v) if self.layout.parts else []
-        return Gradients(self.layout.by_tensor(grad_u), totals, of_temperature)
+            if self.layout.parts:
+                summed = Columns.summed(grad_v, 1 / self.temperature[:, 0], self.inputs.runs)
+                factors = self.layout.by_summed(summed)
+        elif self.layout.parts:
+            factors = self.layout.by_given(NumpySpace, grad_v)
+        return Gradients(self.layout.by_tensor(grad_u), factors, of_temperature)
 
     def _to_scores_summed(self, grad_u: FloatArray, grad_v: Columns) -> Gradients:
         of_temperature, one = None, self._one

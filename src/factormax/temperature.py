@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from factormax._columns import Columns
 from factormax.arrays import (
     ArrayLike,
     FloatArray,
@@ -17,7 +19,13 @@ from factormax.arrays import (
 )
 from factormax.errors import GraphError, ShapeError
 
-__all__ = ["checked_temperature", "cooled", "spread_temperature", "sum_to_temperature"]
+__all__ = [
+    "checked_temperature",
+    "cooled",
+    "cooled_columns",
+    "spread_temperature",
+    "sum_to_temperature",
+]
 
 
 def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: str = "solve") -> Any:
@@ -81,3 +89,13 @@ def cooled(scores: FloatArray, temperature: FloatArray) -> FloatArray:
             f"become infinite in {scores.dtype}."
         )
     return divided
+
+
+def cooled_columns(scores: Columns, temperature: FloatArray) -> Columns:
+    """The same for scores that the instances share in part; what they share is not repeated.
+
+    Raises:
+        ValueError: if a finite score becomes +inf.
+    """
+    cooled(scores.shared, temperature.min(keepdims=True, initial=np.inf))  # raises if any would
+    return replace(scores, own=cooled(scores.own, temperature), heat=temperature)

@@ -67,6 +67,7 @@ struct MixedScores {
   Span<const ScoreRun> runs;  // all scores, in their order; empty if the scores are not mixed
   const T* shared = nullptr;
   Batched<const T> own;
+  Batched<const double> heat;  // (1,) divides what an instance shares; null: nothing does
 };
 
 // What can be wrong with the answer of a callback.

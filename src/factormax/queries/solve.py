@@ -65,7 +65,7 @@ def pull_back_linear(
     elif options.surrogate == "spigot":
         # mu minus the projection of (mu - grad) onto the polytope, which is an LP-SparseMAP.
         moved = np.where(here, mu - grad_mu, 0).astype(dtype)
-        allowed = np.where(inputs.eta_v == -np.inf, -np.inf, 0).astype(dtype)
+        allowed = inputs.map_factor_scores(_only_forbidden)
         asked = inputs.replace(eta_u=moved, eta_v=allowed, mask=here)
         projected = _engines.solve(asked, Options())
         report_failures(projected, options.on_failure)
@@ -74,3 +74,8 @@ def pull_back_linear(
         grad_u = grad_u + mu * weight[:, None]
         grad_v = grad_v + mu_v * weight[:, None]
     return grad_u.astype(dtype), grad_v.astype(dtype)
+
+
+def _only_forbidden(scores: FloatArray) -> FloatArray:
+    """Scores that forbid what the given ones forbid, and are 0 elsewhere."""
+    return np.where(scores == -np.inf, scores, 0)
