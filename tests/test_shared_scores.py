@@ -10,6 +10,7 @@ import pytest
 import factormax as fm
 from factormax._columns import Columns
 from factormax._fronts.numpy import start
+from factormax._space import NumpySpace
 
 BATCH = 150
 TOLERANCE = {np.float32: 1e-4, np.float64: 1e-11}
@@ -477,6 +478,7 @@ def test_columns(runs, heated):
     assert_same(np.broadcast_to(columns.instances([2, 0]).full(), full[:2].shape), full[[2, 0]])
     other = rng.normal(size=full.shape)
     np.testing.assert_allclose(columns.dot(other), (other * full).sum(axis=1), atol=1e-12)
+    assert_same(full, Columns(*Columns.split(NumpySpace, full, runs)[::-1], runs).full())
     columns.shared[:, :1] = -np.inf
     finite = np.where(np.isfinite(columns.full()), columns.full(), 0)
     np.testing.assert_allclose(columns.dot(other), (other * finite).sum(axis=1), atol=1e-12)

@@ -6,10 +6,11 @@ from bisect import bisect, bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from factormax._space import NumpySpace
 from factormax.arrays import FloatArray, IndexArray
 
 __all__ = ["Columns"]
@@ -64,8 +65,17 @@ class Columns:
         )
         return cls(shared, own, runs)
 
-    def full(self) -> FloatArray:
-        """The matrix, `(1 | B, P)`: one row if all rows are the same."""
+    @staticmethod
+    def split(xp: Any, array: Any, runs: tuple[int, ...]) -> tuple[Any, Any]:
+        """From `(B, P)` of any library the columns `(B, P − S)` and `(B, S)`, not summed."""
+        pieces: tuple[list[Any], list[Any]] = [array[:, :0]], [array[:, :0]]
+        for run in _spans(runs):
+            pieces[run.is_shared].append(array[:, run.start : run.stop])
+        own, shared = (xp.joined(some[1:]) if len(some) > 2 else some[-1] for some in pieces)
+        return own, shared
+
+    def full(self, xp: Any = NumpySpace) -> Any:
+        """The matrix, `(1 | B, P)`: one row if all rows are the same. xp: the arrays' `Space`."""
         if len(self.runs) == 1:
             return self._cooled(self.shared)
         if len(self.runs) == 2 and self.runs[0] == 0:
@@ -73,7 +83,7 @@ class Columns:
         rows = len(self.own)
         runs = _spans(self.runs)
         pieces = [self._piece(k, run.start, run.stop) for k, run in enumerate(runs)]
-        return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in pieces], axis=1)
+        return xp.joined([xp.spread(p, (rows, p.shape[1])) for p in pieces])
 
     def map(self, function: Callable[[FloatArray], FloatArray]) -> Columns:
         """The same with other numbers."""
@@ -134,7 +144,10 @@ class Columns:
 
     def _cooled(self, shared: FloatArray) -> FloatArray:
         """Shared columns as each row has them, `(1 | B, count)`."""
-        return shared if self.heat is None else (shared / self.heat).astype(shared.dtype)
+        if self.heat is None:
+            return shared
+        cooled = shared / self.heat
+        return cooled if cooled.dtype == shared.dtype else cooled.astype(shared.dtype)
 
 
 class _Run(NamedTuple):

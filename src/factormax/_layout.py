@@ -1,7 +1,7 @@
 """From the arrays of a graph to flat ones and back, for any array library.
 
 The flat arrays have one row per instance: the variables of all tensors one after another, and the
-factors' own scores likewise. `Space` lists what this needs of an array library.
+factors' own scores likewise.
 """
 
 from __future__ import annotations
@@ -10,63 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from factormax._columns import Columns
+from factormax._space import NumpySpace
 from factormax.factors.scores import Scores
 
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["Layout", "NumpySpace", "Space"]
-
-
-class Space(Protocol):
-    """The functions of an array library that a layout needs."""
-
-    @staticmethod
-    def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of zeros."""
-
-    @staticmethod
-    def ones(shape: tuple[int, ...]) -> Any:
-        """A boolean array, all True."""
-
-    @staticmethod
-    def joined(columns: list[Any]) -> Any:
-        """Matrices side by side."""
-
-    @staticmethod
-    def spread(array: Any, shape: tuple[int, ...]) -> Any:
-        """Broadcast to a shape."""
-
-    @staticmethod
-    def total(array: Any, axes: tuple[int, ...], keep: bool) -> Any:
-        """Summed over some axes, at least one; with `keep` they stay, with size 1."""
-
-
-class NumpySpace:
-    """The `Space` of NumPy."""
-
-    zeros = staticmethod(np.zeros)
-    spread = staticmethod(np.broadcast_to)
-
-    @staticmethod
-    def ones(shape: tuple[int, ...]) -> Any:
-        """A boolean array, all True."""
-        return np.ones(shape, bool)
-
-    @staticmethod
-    def joined(columns: list[Any]) -> Any:
-        """Matrices side by side."""
-        return np.concatenate(columns, axis=1)
-
-    @staticmethod
-    def total(array: Any, axes: tuple[int, ...], keep: bool) -> Any:
-        """Summed over some axes."""
-        return np.asarray(array.sum(axis=axes, keepdims=keep))
+__all__ = ["Layout"]
 
 
 class TensorSlot(NamedTuple):
@@ -119,6 +72,7 @@ class Layout:
         self.flat_shapes = [(self.batch, t.size) for t in tensors]
         self.full_shapes = [(*batch_shape, *t.shape) for t in tensors]
         self.parts = [ScoreSlot(p.count, p.shape, p.own_shape, tuple(p.given.shape)) for p in parts]
+        self.is_shared = [self.batch == 1 or f.alike for f in self.parts]  # whether one row will do
 
     @classmethod
     def of(cls, graph: FactorGraph) -> Layout:
@@ -139,39 +93,27 @@ class Layout:
         return xp.joined(columns)
 
     def flat_factor_scores(self, xp: Any, scores: list[Any], dtype: Any) -> Any:
-        """`(1 | B, P)`; one row if all instances share all of them."""
-        if not scores:
-            return xp.zeros((1, 0), dtype=dtype)
-        shared = all([f.shared for f in self.parts])
-        batch = () if shared else self.batch_shape
-        rows = 1 if shared else self.batch
-        columns = [
-            xp.spread(s, (*batch, *f.shape)).reshape((rows, f.count))
-            for s, f in zip(scores, self.parts, strict=True)
-        ]
-        return columns[0] if len(columns) == 1 else xp.joined(columns)
+        """`(1 | B, P)`; one row if the instances share all of them."""
+        own, shared = self.factor_blocks(xp, scores, dtype)
+        return own if shared is None else Columns(shared, own, self.runs).full(xp)
 
-    def factor_columns(self, scores: list[Any]) -> Any:
-        """The same as a copy, in NumPy; `Columns` if the instances share only some of them."""
+    def factor_blocks(
+        self, xp: Any, scores: list[Any], dtype: Any, copy: bool = False
+    ) -> tuple[Any, Any]:
+        """`(1 | B, P)` and None, or `Columns.own` and `.shared` if only some of them are shared."""
         pieces: tuple[list[Any], list[Any]] = [], []
         for s, f, alike in zip(scores, self.parts, self.is_shared, strict=True):
             own = s if f.given_shape == f.own_shape or not alike else s.reshape(f.own_shape)
             shape = f.shape if alike else (*self.batch_shape, *f.shape)
-            full = own if own.shape == shape else np.broadcast_to(own, shape)
+            full = own if own.shape == shape else xp.spread(own, shape)
             pieces[alike].append(full.reshape((1 if alike else self.batch, f.count)))
-        if pieces[0] and pieces[1]:
-            own, shared = (np.concatenate(some, axis=1) for some in pieces)
-            return Columns(shared, own, self._runs)
-        some = pieces[0] or pieces[1]
-        return np.array(some[0], order="C") if len(some) == 1 else np.concatenate(some, axis=1)
+        found = [xp.joined(some) if copy or len(some) > 1 else some[0] for some in pieces if some]
+        if not found:
+            return xp.zeros((1, 0), dtype=dtype), None
+        return found[0], found[1] if len(found) == 2 else None
 
     @cached_property
-    def is_shared(self) -> list[bool]:
-        """For each part, whether one row will do."""
-        return [self.batch == 1 or f.alike for f in self.parts]
-
-    @cached_property
-    def _runs(self) -> tuple[int, ...]:
+    def runs(self) -> tuple[int, ...]:
         """The `runs` of the parts as `Columns`."""
         runs = [0]
         for f, alike in zip(self.parts, self.is_shared, strict=True):

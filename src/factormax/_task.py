@@ -18,10 +18,10 @@ from factormax import _engines
 from factormax._columns import Columns
 from factormax._core import Numbers
 from factormax._inputs import Inputs
-from factormax._layout import NumpySpace
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax._report import SURELY_EXACT, report_backward, report_failures
+from factormax._space import NumpySpace
 from factormax.arrays import FloatArray, IndexArray, to_numpy
 from factormax.checks import check_scores
 from factormax.factors.structured import StructuredFactor
@@ -85,7 +85,8 @@ class Task:
         eta_v: FloatArray | Columns = _NO_SCORES[dtype]
         if layout.parts:
             # A copy: the backward pass reads the signs, and the caller may change the array.
-            eta_v = layout.factor_columns(factor_scores)
+            own, shared = layout.factor_blocks(NumpySpace, factor_scores, dtype, copy=True)
+            eta_v = own if shared is None else Columns(shared, own, layout.runs)
         mask = None
         if graph._masked:
             masks = [None if t.mask is None else to_numpy(t.mask) for t in graph._tensors]
