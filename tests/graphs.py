@@ -86,10 +86,10 @@ def exact_or_none(problem: Problem):
         return None
 
 
-def op_args_of(fg):
+def op_args_of(fg, temperature=None):
     """The arguments with which `fg.solve()` would call `torch.ops.factormax.solve`."""
     from factormax._fronts.torch import traced
     from factormax._layout import Layout
     from factormax._options import Options
 
-    return traced._op_args(fg, Layout.of(fg), Options(), None, None)
+    return traced._op_args(fg, Layout.of(fg), Options(), None, temperature)

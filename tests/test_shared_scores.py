@@ -22,7 +22,7 @@ def labels(fg, draw):
     i, j = np.triu_indices(8, 1)
     yield u
     yield fg.add(fm.Pair(u[i], u[j], draw(len(i))))
-    yield fg.add(fm.Pair(u[:3], ~u[3:6], draw(BATCH, 3)))
+    yield fg.add(fm.Pair(u[:3], u[3:6].negate(), draw(BATCH, 3)))
     yield fg.add(fm.Pair(u[1:4], u[5:8], draw(1)))  # one score of all pairs
     fg.add(fm.Budget(u, 3))
 
@@ -373,26 +373,144 @@ def test_second_derivatives(model):
         assert_sums(found, expected, np.float64)
 
 
-@pytest.mark.parametrize("model", [labels, all_shared])
-def test_compiled(model):
+def solver_of(model, batch_dims=1):
+    """A function of a temperature (or None) and the scores of a model."""
+
+    def solved(heat, *scores):
+        numbers = iter(scores)
+        fg = fm.FactorGraph(batch_dims=batch_dims)
+        u, *factors = model(fg, lambda *shape: next(numbers))
+        solution = fg.solve(temperature=heat, on_failure="ignore", tol=1e-9)
+        own = sum([(f.value**2).sum() for f in factors])
+        return u.value, (u.value**2).sum() + own + solution.objective.sum()
+
+    return solved
+
+
+def heat_of(kind):
+    """A temperature: None, one of all instances, or one for each."""
+    if kind is None:
+        return None
+    return tensor_of(np.linspace(0.5, 2, BATCH) if kind == "each" else np.array(kind))
+
+
+@pytest.mark.parametrize("temperature", [None, 0.5, "each"])
+@pytest.mark.parametrize("model", [labels, sequences, one_row, all_shared])
+def test_compiled(model, temperature):
     torch = pytest.importorskip("torch")
     _, _, _, given = made(model)
-
-    def solved(*scores):
-        numbers = iter(scores)
-        fg = fm.FactorGraph(batch_dims=1)
-        u, *_ = model(fg, lambda *shape: next(numbers))
-        solution = fg.solve(on_failure="ignore")
-        return u.value, solution.objective
-
-    answers = []
-    for run in (solved, torch.compile(solved, backend="aot_eager")):
-        tensors = [tensor_of(a) for a in given]
-        value, objective = run(*tensors)
-        ((value**2).sum() + objective.sum()).backward()
+    solved, answers = solver_of(model), []
+    torch.compiler.reset()  # the other models have the same code
+    for run in (solved, torch.compile(solved, backend="aot_eager", fullgraph=True)):
+        tensors, heat = [tensor_of(a) for a in given], heat_of(temperature)
+        value, total = run(heat, *tensors)
+        total.backward()
         answers.append([value.detach(), *[t.grad for t in tensors]])
+        answers[-1] += [] if heat is None else [heat.grad]
     for found, expected in zip(*answers, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+        atol = 1e-9 * max(1, np.abs(expected.numpy()).max())
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.5, "each"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_operator_takes_shared_scores_once(model, temperature):
+    pytest.importorskip("torch")
+    from factormax._fronts.torch.traced import _op_args
+    from factormax._layout import Layout
+    from factormax._options import Options
+
+    fg, *_ = made(model, convert=tensor_of)
+    columns = start(made(model)[0]).inputs.columns
+    _, eta_v, *rest = _op_args(fg, Layout.of(fg), Options(), None, heat_of(temperature))
+    shared, heat = (*rest[7:], None, None)[:2]
+    if shared is None:
+        assert len(eta_v) == 1 and eta_v.shape[1] == fg._form().model.num_scores
+    else:
+        assert shared.shape == columns.shared.shape and eta_v.shape == columns.own.shape
+    assert (heat is None) == (temperature != "each")
+
+
+@pytest.mark.parametrize("temperature", [None, 0.5, "each"])
+@pytest.mark.parametrize("model", [labels, sequences, one_row, all_shared])
+def test_transforms(model, temperature):
+    """Derivatives inside the transforms are those outside of them."""
+    torch = pytest.importorskip("torch")
+    _, _, _, given = made(model)
+    tensors, heat = [tensor_of(a) for a in given], heat_of(temperature)
+    solved, every = solver_of(model), range(len(tensors) + (heat is not None))
+
+    def total(*numbers):
+        return solved(*numbers)[1] if heat is not None else solved(None, *numbers)[1]
+
+    numbers = tensors if heat is None else [heat, *tensors]
+    expected = torch.autograd.grad(total(*numbers), numbers)
+    plain = [t.detach() for t in numbers]
+    for found, other in zip(torch.func.grad(total, tuple(every))(*plain), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=0, atol=1e-9 * float(1 + other.abs().max()))
+    torch.manual_seed(0)
+    ways = [torch.randn_like(t) for t in plain]
+    _, slope = torch.func.jvp(total, tuple(plain), tuple(ways))
+    inner = sum([(way * grad).sum() for way, grad in zip(ways, expected, strict=True)])
+    torch.testing.assert_close(slope, inner, rtol=1e-9, atol=1e-9)
+    # The Jacobian applied twice, through the gradient of a gradient.
+    grad = torch.autograd.grad(total(*numbers), tensors[:1], create_graph=True)[0]
+    twice = torch.autograd.grad((grad**2).sum(), tensors)
+    nested = torch.func.grad(
+        lambda *t: (torch.func.grad(total, every[-len(tensors)])(*plain[: -len(t)], *t) ** 2).sum(),
+        tuple(range(len(tensors))),
+    )(*plain[-len(tensors) :])
+    for found, other in zip(nested, twice, strict=True):
+        torch.testing.assert_close(found, other, rtol=0, atol=1e-9 * float(1 + other.abs().max()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("heated", [False, True])
+def test_samples_of_shared_scores(compiled, heated):
+    """A vmap over scores that the instances of a sample share, and over those that all share."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    scores, own = torch.randn(3, 4, 5).double(), torch.randn(3, 4, 2).double()
+    each, alike, heat = torch.randn(3, 4).double(), torch.randn(4).double(), torch.rand(4).double()
+
+    def total(scores, shared, own, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        pairs = [fg.add(fm.Pair(u[:-1], u[1:], shared))]
+        pairs.append(fg.add(fm.Pair(u[:2], u[3:], own)))
+        solution = fg.solve(temperature=heat + 0.5 if heated else None)
+        return (u.value**2).sum() + (pairs[0].value ** 2).sum() + solution.objective.sum()
+
+    for shared, dim in ((each, 0), (alike, None)):
+        run = torch.func.vmap(torch.func.grad(total, (0, 1, 2, 3)), (0, dim, 0, None))
+        if compiled:
+            run = torch.compile(run, backend="aot_eager", fullgraph=True)
+        found = run(scores, shared, own, heat)
+        for k in range(3):
+            given = [scores[k], shared[k] if dim == 0 else shared, own[k], heat]
+            given = [t.clone().requires_grad_() for t in given]
+            expected = torch.autograd.grad(total(*given), given, allow_unused=True)
+            for a, b in zip(found, expected, strict=True):
+                if b is not None:
+                    torch.testing.assert_close(a[k], b, rtol=0, atol=1e-9)
+
+
+def test_the_operator_checks_shared_scores():
+    torch = pytest.importorskip("torch")
+    from graphs import op_args_of
+
+    for given in (np.linspace(0.5, 2, 3), None):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(torch.randn(3, 6, dtype=torch.float64))
+        fg.add(fm.Pair(u[:3], u[3:], torch.randn(3, dtype=torch.float64)))
+        fg.add(fm.Pair(u[:2], u[3:5], torch.randn(3, 2, dtype=torch.float64)))
+        args = op_args_of(fg, None if given is None else torch.tensor(given))
+        assert len(args) == 11
+        tensors = [
+            t.requires_grad_() for t in (args[0], args[1], args[9], args[10]) if t is not None
+        ]
+        assert all([t.is_leaf for t in tensors])
+        torch.library.opcheck(torch.ops.factormax.solve_tracked, args)
 
 
 @pytest.mark.parametrize("convert", ["numpy", "torch"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect, bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,17 +29,19 @@ def _weighted_sum(weight: FloatArray, rows: FloatArray) -> FloatArray:
 class Columns:
     """A matrix `(B, P)` in two parts: what all instances share is stored once.
 
+    The arrays may be those of any library; only `full` and `split` then work.
+
     Attributes:
         shared: `(1, S)`, the columns that all rows share.
         own: `(B, P − S)`, the other columns.
         runs: how many columns, from the first on, are shared, not shared, shared, and so on.
-        heat: `(B, 1)` in float64, what divides the shared columns of each row; None: nothing does.
+        heat: `(B, 1)`, what divides the shared columns of each row; None: nothing does.
     """
 
-    shared: FloatArray
-    own: FloatArray
+    shared: Any
+    own: Any
     runs: tuple[int, ...]
-    heat: FloatArray | None = None
+    heat: Any = None
 
     @classmethod
     def of(cls, array: FloatArray, batch: int) -> Columns:
@@ -64,6 +66,16 @@ class Columns:
             for rows, some in zip((1, len(array)), pieces, strict=True)
         )
         return cls(shared, own, runs)
+
+    @staticmethod
+    def runs_of(counts: Sequence[int], is_shared: Sequence[bool]) -> tuple[int, ...]:
+        """The `runs` of parts of these sizes, one after another."""
+        runs = [0]
+        for count, alike in zip(counts, is_shared, strict=True):
+            if alike != (len(runs) % 2 == 1):
+                runs.append(0)
+            runs[-1] += count
+        return tuple(runs)
 
     @staticmethod
     def split(xp: Any, array: Any, runs: tuple[int, ...]) -> tuple[Any, Any]:
@@ -94,13 +106,13 @@ class Columns:
         heat = None if self.heat is None else self.heat[index]
         return Columns(self.shared, self.own[index], self.runs, heat)
 
-    def part(self, start: int, stop: int, is_shared: bool) -> FloatArray:
+    def part(self, start: int, stop: int, is_shared: bool) -> Any:
         """Columns that are all shared, `(1 | B, count)`, or all not, `(B, count)`."""
         if start == stop:
             return self._cooled(self.shared[:, :0]) if is_shared else self.own[:, :0]
         return self._piece(bisect(_starts(self.runs), start) - 1, start, stop)
 
-    def row(self, i: int, start: int, stop: int) -> FloatArray:
+    def row(self, i: int, start: int, stop: int) -> Any:
         """Some columns of a row."""
         if start == stop:
             return self.own[i, :0]
@@ -134,7 +146,7 @@ class Columns:
             total += part if self.heat is None or not run.is_shared else part / self.heat[:, 0]
         return total
 
-    def _piece(self, k: int, start: int, stop: int) -> FloatArray:
+    def _piece(self, k: int, start: int, stop: int) -> Any:
         """The columns from `start` to `stop` that are in a run."""
         run = _spans(self.runs)[k]
         array = self.shared if run.is_shared else self.own
@@ -142,7 +154,7 @@ class Columns:
         piece = array[:, run.column + first - run.start : run.column + last - run.start]
         return self._cooled(piece) if run.is_shared else piece
 
-    def _cooled(self, shared: FloatArray) -> FloatArray:
+    def _cooled(self, shared: Any) -> Any:
         """Shared columns as each row has them, `(1 | B, count)`."""
         if self.heat is None:
             return shared

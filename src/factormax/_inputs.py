@@ -86,16 +86,16 @@ class Inputs:
         return own.shape[1:] if len(own) == 1 else (0, own.shape[1])
 
     @property
+    def blocks(self) -> tuple[Any, Any, Any]:
+        """The factor scores as stored: an array, None, None; or `own`, `shared` and `heat`."""
+        own = self._factor_scores
+        return (own.own, own.shared, own.heat) if isinstance(own, Columns) else (own, None, None)
+
+    @property
     def core(self) -> _core.Inputs:
         """The numbers as the core takes them: checked, with the rows computed."""
         if self._core is None:
-            own = self._factor_scores
-            more: dict[str, Any] = {}
-            if isinstance(own, Columns):
-                more = {"shared": np.ascontiguousarray(own.shared), "runs": own.runs}
-                if own.heat is not None:
-                    more["heat"] = np.ascontiguousarray(own.heat)
-                own = own.own
+            own, shared, heat = self.blocks
             self._core = _core.Inputs(
                 self.model,
                 np.ascontiguousarray(self.eta_u),
@@ -103,7 +103,9 @@ class Inputs:
                 self.params,
                 None if self.mask is None else np.ascontiguousarray(self.mask),
                 None if self.held is None else np.ascontiguousarray(self.held),
-                **more,
+                None if shared is None else np.ascontiguousarray(shared),
+                () if shared is None else self.runs,
+                None if heat is None else np.ascontiguousarray(heat, np.float64),
             )
         return self._core
 
@@ -157,7 +159,8 @@ class Inputs:
     def factor_scores(self, i: int, factor: _core.Structured) -> npt.NDArray[np.float64]:
         """The scores of a structured factor in an instance."""
         begin = factor.score_begin
-        return self.columns.row(i, begin, begin + factor.num_scores).astype(np.float64)
+        row: FloatArray = self.columns.row(i, begin, begin + factor.num_scores)
+        return row.astype(np.float64)
 
     @cached_property
     def oracle_params(self) -> npt.NDArray[np.float64]:

@@ -115,12 +115,7 @@ class Layout:
     @cached_property
     def runs(self) -> tuple[int, ...]:
         """The `runs` of the parts as `Columns`."""
-        runs = [0]
-        for f, alike in zip(self.parts, self.is_shared, strict=True):
-            if alike != (len(runs) % 2 == 1):
-                runs.append(0)
-            runs[-1] += f.count
-        return tuple(runs)
+        return Columns.runs_of([f.count for f in self.parts], self.is_shared)
 
     def flat_mask(self, xp: Any, masks: list[Any]) -> Any:
         """`(B, n)`; a mask that is None is True everywhere."""

@@ -20,6 +20,7 @@ __all__ = [
     "device_numbers",
     "match",
     "numbers_of",
+    "one_row",
     "plain_numbers_of",
     "put",
     "space_of",
@@ -117,6 +118,11 @@ def device_numbers(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> 
 def match(value: Tensor, scores: Tensor) -> Tensor:
     """The value on the device of the scores, in the dtype of their marginals."""
     return value.to(scores.device, value_dtype(scores))
+
+
+def one_row(tensor: Tensor) -> Tensor:
+    """The same tensor, `(1, ...)` if all of its rows are in the same memory."""
+    return tensor[:1] if tensor.stride(0) == 0 and len(tensor) > 1 else tensor
 
 
 class Kind(NamedTuple):

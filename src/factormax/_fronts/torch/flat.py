@@ -6,7 +6,7 @@ All of it is ordinary torch, which torch transforms and compiles itself.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,24 @@ from factormax.solution import Details, Solution
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["first_tensor", "flat_numbers", "flat_target", "set_answer"]
+__all__ = ["FlatNumbers", "cooled", "first_tensor", "flat_numbers", "flat_target", "set_answer"]
+
+
+class FlatNumbers(NamedTuple):
+    """The numbers of a graph on a device, in a row per instance.
+
+    Attributes:
+        eta_u: `(B, n)`, the scores of variables.
+        eta_v: `(1 | B, P)`, the scores of factors, or those of `Columns.own`, `(B, P − S)`.
+        shared, heat: the rest of `Columns`, `(1, S)` and `(B, 1)`, or None.
+        mask: `(B, n)`, or None.
+    """
+
+    eta_u: Tensor
+    eta_v: Tensor
+    shared: Tensor | None
+    heat: Tensor | None
+    mask: Tensor | None
 
 
 def flat_target(
@@ -55,8 +72,8 @@ def flat_target(
 
 def flat_numbers(
     graph: FactorGraph, layout: Layout, temperature: Any, place: torch.device
-) -> tuple[Any, Any, Any]:
-    """The scores of a graph on a device, `(B, n)` and `(1 | B, P)`, and its mask, if it has one."""
+) -> FlatNumbers:
+    """The numbers of a graph on a device; a temperature divides all scores but `shared`."""
     parts, space = graph._score_parts(), space_of(place)
     dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
     scores = [None if t.scores is None else put(t.scores, place, dtype) for t in graph._tensors]
@@ -68,23 +85,28 @@ def flat_numbers(
         ]
         mask = layout.flat_mask(space, masks)
     eta_u = layout.flat_scores(space, scores, dtype)
-    eta_v = layout.flat_factor_scores(space, own, dtype)
-    if temperature is not None:
-        heat = put(torch.as_tensor(temperature), place, dtype)
-        divisor = heat.expand(layout.batch_shape).reshape((-1, 1))
-        eta_u, eta_v = _cooled(eta_u, divisor), _cooled(eta_v, divisor)
-    return eta_u, eta_v, mask
+    eta_v, shared = layout.factor_blocks(space, own, dtype)
+    if temperature is None:
+        return FlatNumbers(eta_u, eta_v, shared, None, mask)
+    given = put(torch.as_tensor(temperature), place, dtype)
+    heat = torch.where(given > 0, given, torch.nan)  # the solve reports NaN
+    if heat.numel() == 1:
+        heat = heat.reshape((1, 1))
+        if shared is not None:
+            shared = cooled(shared, heat)
+        return FlatNumbers(cooled(eta_u, heat), cooled(eta_v, heat), shared, None, mask)
+    heat = heat.expand(layout.batch_shape).reshape((-1, 1))
+    if len(eta_v) == 1 and layout.parts:  # all of them are shared
+        eta_v, shared = eta_v.new_empty((layout.batch, 0)), eta_v
+    eta_u, eta_v = cooled(eta_u, heat), cooled(eta_v, heat)
+    return FlatNumbers(eta_u, eta_v, shared, None if shared is None else heat, mask)
 
 
-def _cooled(scores: Tensor, temperature: Tensor) -> Tensor:
-    """Scores divided by a temperature that may require a gradient; −inf stays −inf.
-
-    A temperature that is not positive makes them NaN, which the solve reports.
-    """
+def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
+    """Scores divided by a temperature that may require a gradient; −inf stays −inf."""
     finite = scores.isfinite()
-    divisor = torch.where(temperature > 0, temperature, torch.nan)
     # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
-    return torch.where(finite, torch.where(finite, scores, 0) / divisor, scores)
+    return torch.where(finite, torch.where(finite, scores, 0) / temperature, scores)
 
 
 def set_answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._fronts.torch.arrays import as_numpy
+from factormax._columns import Columns
+from factormax._fronts.torch.arrays import TorchSpace, as_numpy, one_row
 from factormax._fronts.torch.flat import first_tensor
 from factormax._fronts.torch.jacobian import Applied, by_instance, merged, require_linear
 from factormax._inputs import Inputs
@@ -35,7 +37,9 @@ class FlatSolve(torch.autograd.Function):
 
     Args (of `apply`):
         plan: everything else that the solve needs.
-        eta_u, eta_v: `(N, n)` and `(N, P)`, the scores of variables and of factors.
+        eta_u: `(N, n)`, the scores of variables.
+        eta_v: `(N, P)`, the scores of factors, or those of `Columns.own`, `(N, P − S)`.
+        shared: `(N, S)`, the others, or None.
         mask: `(N, n)`, or None.
         warm: `(N, multipliers)`, or None.
         *params: the parameters of factors, `(N, size)`, or numbers.
@@ -60,8 +64,8 @@ class FlatSolve(torch.autograd.Function):
         """The Jacobian applied to the gradients."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
-        found = apply(ctx.plan, "jacobian", place, *grads[:2])
-        return None, *found, *[None] * (ctx.count - 2)
+        grad_u, grad_v = apply(ctx.plan, "jacobian", place, *grads[:2])
+        return None, grad_u, *ctx.plan.apart(grad_v), *[None] * (ctx.count - 3)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -69,7 +73,9 @@ class FlatSolve(torch.autograd.Function):
         (place,) = ctx.saved_tensors
         require_linear(ctx.plan.options)
         apply: Any = Applied.apply
-        return *apply(ctx.plan, "jacobian", place, *tangents[1:3]), *[None] * (ctx.outputs - 2)
+        moved_v = ctx.plan.joined(*tangents[2:4])
+        found = apply(ctx.plan, "jacobian", place, tangents[1], moved_v)
+        return *found, *[None] * (ctx.outputs - 2)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: FlatPlan, *numbers: Any) -> Any:
@@ -81,11 +87,11 @@ class FlatSolve(torch.autograd.Function):
 class FlatProbs(torch.autograd.Function):
     """The probabilities of the structures of a solve, with the same rules.
 
-    Args (of `apply`): the plan, and `place`, `eta_u` and `eta_v` as above.
+    Args (of `apply`): the plan, and `place`, `eta_u`, `eta_v` and `shared` as above.
     """
 
     @staticmethod
-    def forward(plan: FlatPlan, place: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
+    def forward(plan: FlatPlan, place: Tensor, *scores: Any) -> tuple[Tensor, ...]:
         """The probabilities of each structured factor, `(N, ..., K)`."""
         task, rows = plan.task, place.cpu().numpy()
         found = [task.found(i)[1][rows] for i in range(len(task.form.places))]
@@ -103,14 +109,15 @@ class FlatProbs(torch.autograd.Function):
         """The transposed Jacobian applied to the gradients."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
-        return None, None, *apply(ctx.plan, "probs_back", place, *grads)
+        grad_u, grad_v = apply(ctx.plan, "probs_back", place, *grads)
+        return None, None, grad_u, *ctx.plan.apart(grad_v)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """The Jacobian applied to the tangents."""
         (place,) = ctx.saved_tensors
         apply: Any = Applied.apply
-        return apply(ctx.plan, "probs", place, *tangents[2:])
+        return apply(ctx.plan, "probs", place, tangents[2], ctx.plan.joined(*tangents[3:]))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, plan: FlatPlan, *tensors: Tensor) -> Any:
@@ -136,25 +143,60 @@ class FlatPlan:
             self.engine = _engines.engine_there(self.form.model, options, *asked)
         if self.engine is None:
             self.device = torch.device("cpu")
+        self.runs: tuple[int, ...] | None = None  # of the factor scores, if they are in two blocks
 
-    def run(self, eta_u: Tensor, eta_v: Tensor, mask: Any, warm: Any, *more: Any) -> Any:
+    def apart(self, grad_v: Tensor) -> tuple[Tensor, Tensor | None]:
+        """From `(N, P)` to the blocks of factor scores that `FlatSolve` takes."""
+        if self.runs is None:
+            return grad_v, None
+        return Columns.split(TorchSpace, grad_v, self.runs)
+
+    def joined(self, own: Tensor, shared: Tensor | None) -> Tensor:
+        """The other way round."""
+        if self.runs is None or shared is None:
+            return own
+        found: Tensor = Columns(shared, own, self.runs).full(TorchSpace)
+        return found
+
+    def terms(self, scores: list[Tensor], mu: Tensor, mu_v: Tensor) -> list[Tensor]:
+        """The terms of `optimum`: the blocks of scores, and their marginals."""
+        return [*scores, mu, *[m for m in self.apart(mu_v) if m is not None]]
+
+    def _factor_scores(self, eta_v: Tensor, shared: Any, take: Callable[[Tensor], Any]) -> Any:
+        """What `Inputs` takes; take: makes numbers of tensors, copied, as the caller may write."""
+        if shared is None:
+            return take(one_row(eta_v))
+        row = one_row(shared)
+        if len(row) > 1:  # each sample of a vmap has its own
+            return take(self.joined(eta_v, shared))
+        assert self.runs is not None
+        return Columns(take(row), take(eta_v), self.runs)
+
+    def run(
+        self, eta_u: Tensor, eta_v: Tensor, shared: Any, mask: Any, warm: Any, *more: Any
+    ) -> Any:
         """Solves; the tensors now hold actual numbers."""
         graph, self.graph = self.graph, None
         assert graph is not None
         count = len(graph._params())
-        params = [p if isinstance(p, float) else as_numpy(_shared(p)) for p in more[:count]]
+        params = [p if isinstance(p, float) else as_numpy(one_row(p)) for p in more[:count]]
         start = iter(params)
         for f in graph._factors:
             own = tuple([next(start) for _ in f._params])
             f._check_named(own)
         if self.engine is not None:
-            return self._run_there(graph, params, eta_u, eta_v, mask, warm, *more[count:])
+            factor_scores = self._factor_scores(eta_v, shared, torch.clone)
+            return self._run_there(graph, params, eta_u, factor_scores, mask, warm, *more[count:])
+
+        def taken(tensor: Tensor) -> Any:
+            return as_numpy(tensor).copy()
+
         inputs = Inputs(
             self.form.model,
-            as_numpy(eta_u).copy(),  # the caller may write into them
-            as_numpy(_shared(eta_v)).copy(),
+            taken(eta_u),
+            self._factor_scores(eta_v, shared, taken),
             params,
-            None if mask is None else as_numpy(_shared(mask)),
+            None if mask is None else as_numpy(one_row(mask)),
             graph._own_oracles(),
         )
         if inputs.core.needs_a_look:
@@ -169,14 +211,14 @@ class FlatPlan:
         return *map(torch.from_numpy, found), torch.arange(len(eta_u))
 
     def _run_there(
-        self, graph: FactorGraph, params: Any, eta_u: Tensor, eta_v: Tensor, mask: Any, *rest: Any
+        self, graph: FactorGraph, params: Any, eta_u: Tensor, eta_v: Any, mask: Any, *rest: Any
     ) -> Any:
         """The same on the device of the scores."""
         from factormax._fronts.torch.device import DeviceTask
 
-        shared = None if mask is None else _shared(mask)
-        scores = eta_u.clone(), _shared(eta_v).clone()  # the caller may write into them
-        given: Any = (self.form.model, *scores, params, shared, (), None, str(self.device))
+        row = None if mask is None else one_row(mask)
+        scores = eta_u.clone(), eta_v  # the caller may write into them
+        given: Any = (self.form.model, *scores, params, row, (), None, str(self.device))
         inputs = Inputs(*given)
         self.task = task = DeviceTask.of_inputs(self.engine, self.form, inputs)
         found = self.answer_there(task, lambda: check_flat(graph, task.host_inputs), *rest)
@@ -257,8 +299,3 @@ def check_flat(graph: FactorGraph, inputs: Inputs) -> None:
     check_scores(inputs.eta_u, inputs.mask, names, ())
     allowed = [p.allow_minus_inf for p in graph._score_parts()]
     check_scores(inputs.eta_v, None, graph._score_layout(), (), allowed)
-
-
-def _shared(tensor: Tensor) -> Tensor:
-    """The same tensor, `(1, ...)` if all instances share it."""
-    return tensor[:1] if tensor.stride(0) == 0 and len(tensor) > 1 else tensor

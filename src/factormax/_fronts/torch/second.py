@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from factormax._columns import Columns
 from factormax._fronts.torch.arrays import as_tensor, space_of
 from factormax._fronts.torch.jacobian import Applied
 
@@ -81,16 +82,17 @@ def _of_temperature(
         given[i] = tensor.to(grad_u.device, grad_u.dtype)
     space = space_of(grad_u.device)
     eta_u = layout.flat_scores(space, given[: plan.num_tensors], grad_u.dtype)
-    eta_v = layout.flat_factor_scores(space, given[plan.num_tensors :], grad_u.dtype)
+    own, shared = layout.factor_blocks(space, given[plan.num_tensors :], grad_u.dtype)
+    pairs = [(grad_u, eta_u)]
+    if shared is None:
+        pairs.append((grad_v, own))
+    else:
+        grads = Columns.split(space, grad_v, layout.runs)
+        pairs += zip(grads, (own, shared), strict=True)
     shape = layout.batch_shape
     divisor = temperature.to(grad_u.device, grad_u.dtype).expand(shape).reshape(-1, 1)
     # d(eta / T) = d eta / T - eta dT / T^2; scores that are not finite have no gradient.
-    inner = sum(
-        [
-            (grad * torch.where(eta.isfinite(), eta, 0)).sum(1)
-            for grad, eta in ((grad_u, eta_u), (grad_v, eta_v))
-        ]
-    )
+    inner = sum([(grad * torch.where(eta.isfinite(), eta, 0)).sum(1) for grad, eta in pairs])
     found = (-inner / divisor[:, 0] ** 2).reshape(shape).sum_to_size(temperature.shape)
     return found.to(temperature.device, temperature.dtype), divisor
 

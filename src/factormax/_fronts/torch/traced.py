@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from factormax import _engines
-from factormax._fronts.torch.arrays import as_numpy
+from factormax._columns import Columns
+from factormax._fronts.torch.arrays import TorchSpace, as_numpy, one_row
 from factormax._fronts.torch.flat import first_tensor, flat_numbers, set_answer
 from factormax._fronts.torch.written import (
     Read,
@@ -35,6 +36,7 @@ from factormax._layout import Layout
 from factormax._options import Options
 from factormax._raw import RawSolution
 from factormax._report import report_backward, report_failures
+from factormax._space import NumpySpace
 from factormax.arrays import may_be_traced
 from factormax.checks import check_scores
 from factormax.conflict import conflicts_of
@@ -48,12 +50,17 @@ __all__ = ["solve_traced"]
 
 # ---- The operators -------------------------------------------------------------------------------
 
-_GRAPH = "Tensor[] literals, Tensor[] params, float[] numbers, SymInt[] sizes, str text"
+_NUMBERS = "Tensor eta_u, Tensor eta_v, Tensor? mask"
+# What has a default value came later: programs that were exported before do not pass it.
+_GRAPH = (
+    "Tensor[] literals, Tensor[] params, float[] numbers, SymInt[] sizes, str text, "
+    "Tensor? shared=None, Tensor? heat=None"
+)
 _torch_library: Any = torch.library
 _LIBRARY = _torch_library.Library("factormax", "DEF")
 _SOLVE = (
-    f"(Tensor eta_u, Tensor eta_v, Tensor? mask, Tensor? warm, {_GRAPH}) -> (Tensor mu, "
-    f"Tensor mu_v, Tensor objective, Tensor tau, Tensor sides, Tensor report)"
+    f"({_NUMBERS}, Tensor? warm, {_GRAPH}) -> (Tensor mu, Tensor mu_v, Tensor objective, "
+    f"Tensor tau, Tensor sides, Tensor report)"
 )
 _TAGS: Any = [torch.Tag.pt2_compliant_tag]
 if hasattr(torch.Tag, "cudagraph_unsafe"):  # it may wait for the device, or run on the CPU
@@ -62,9 +69,9 @@ if hasattr(torch.Tag, "cudagraph_unsafe"):  # it may wait for the device, or run
 _LIBRARY.define(f"solve{_SOLVE}", tags=_TAGS)
 _LIBRARY.define(f"solve_tracked{_SOLVE}", tags=_TAGS)
 _LIBRARY.define(
-    f"solve_vjp(Tensor? grad_mu, Tensor? grad_mu_v, Tensor? grad_objective, Tensor eta_u, "
-    f"Tensor eta_v, Tensor? mask, Tensor sides, Tensor? tau, Tensor? mu, Tensor? mu_v, {_GRAPH}) "
-    f"-> (Tensor grad_u, Tensor grad_v)",
+    f"solve_vjp(Tensor? grad_mu, Tensor? grad_mu_v, Tensor? grad_objective, {_NUMBERS}, "
+    f"Tensor sides, Tensor? tau, Tensor? mu, Tensor? mu_v, {_GRAPH}) -> (Tensor grad_u, "
+    f"Tensor grad_v, Tensor grad_shared, Tensor grad_heat)",
     tags=_TAGS,
 )
 
@@ -79,27 +86,42 @@ def _inputs_of(
     numbers: Sequence[float] | None,
     sizes: Sequence[int] | None,
     text: str,
+    shared: Tensor | None = None,
+    heat: Tensor | None = None,
 ) -> tuple[Read, Inputs, Any]:
     """The query, its numbers, and the engine of their device (None if they are on the host).
 
-    An empty list may arrive as None: AOTInductor does not distinguish them.
+    An empty list may arrive as None: AOTInductor does not distinguish them. Under a `vmap`, shared
+    scores may have a row per instance.
     """
     asked = read_again(text, sizes or (), [as_numpy(t) for t in literals] if literals else ())
     arrays = [np.ascontiguousarray(as_numpy(p), dtype=np.float64) for p in params or ()]
     own = asked.params(numbers or (), arrays, check)
     device = str(eta_u.device)
     engine = _engines.engine_there(asked.model, asked.options, device)
-    if engine is not None:
-        there: Any = (asked.model, eta_u.detach(), eta_v.detach(), own, mask, (), None, device)
-        return asked, Inputs(*there), engine
-    here = None if mask is None else as_numpy(mask)
-    return asked, Inputs(asked.model, as_numpy(eta_u), as_numpy(eta_v), own, here), None
+    take, space = (as_numpy, NumpySpace) if engine is None else (Tensor.detach, TorchSpace)
+    factor_scores: Any = take(eta_v)
+    if shared is not None:
+        divisor = None if heat is None else take(heat)
+        factor_scores = Columns(take(one_row(shared)), factor_scores, asked.runs, divisor)
+        if len(factor_scores.shared) > 1:
+            factor_scores = factor_scores.full(space)
+    here = None if mask is None else take(mask)
+    where = "cpu" if engine is None else device
+    given: Any = (asked.model, take(eta_u), factor_scores, own, here, (), None, where)
+    return asked, Inputs(*given), engine
+
+
+def _shared_of(graph: Sequence[Any]) -> tuple[Tensor | None, Tensor | None]:
+    """The shared scores and the temperature among the arguments that describe a graph."""
+    shared, heat, *_ = *graph[5:], None, None
+    return shared, heat
 
 
 def _solve(
     eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
-    """LP-SparseMAP of a batch: from scores `(B, n)` and factor scores `(1 | B, P)` to marginals."""
+    """LP-SparseMAP of a batch: from the numbers of `FlatNumbers` to marginals."""
     asked, inputs, engine = _inputs_of(True, eta_u, eta_v, mask, *graph)
     if engine is not None:
         from factormax._fronts.torch.device import solve_flat
@@ -133,12 +155,14 @@ def _tensors(like: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
 def _solve_fake(
     eta_u: Tensor, eta_v: Tensor, mask: Tensor | None, warm: Tensor | None, *graph: Any
 ) -> tuple[Tensor, ...]:
-    literals, _, _, sizes, text = graph
+    literals, _, _, sizes, text, *_ = graph
+    shared, _ = _shared_of(graph)
     batch, n = eta_u.shape
+    scores = eta_v.shape[1] + (0 if shared is None else shared.shape[1])
     dual = num_dual(read(text, sizes, literals).factors)
     return (
         torch.empty_like(eta_u, memory_format=torch.contiguous_format),
-        eta_v.new_empty((batch, eta_v.shape[1])),
+        eta_v.new_empty((batch, scores)),
         eta_u.new_empty((batch,)),
         eta_u.new_empty((batch, dual)),
         eta_u.new_empty((batch, n + dual + 1), dtype=torch.int8),
@@ -158,30 +182,50 @@ def _vjp(
     mu: Tensor | None,
     mu_v: Tensor | None,
     *graph: Any,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of `factormax::solve` with respect to both kinds of scores.
+) -> tuple[Tensor, ...]:
+    """The gradients of `factormax::solve` with respect to the scores and the temperature.
 
     tau is given if there are structured factors, mu and mu_v if the objective has a gradient.
     """
     asked, inputs, engine = _inputs_of(False, eta_u, eta_v, mask, *graph)
-    shared = len(eta_v) == 1 != len(eta_u)
+    shared, heat = _shared_of(graph)
+    alike = eta_v if shared is None else shared  # has one row if the instances share it
+    runs = inputs.runs if shared is None or len(shared) == 1 else asked.runs
     if engine is not None:
         from factormax._fronts.torch.device import vjp_flat
 
         grad_u, grad_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
+        own, others = Columns.split(TorchSpace, grad_v, runs)
     else:
         raw = _solution_of(inputs, asked.options, sides, tau)
         given = [None if g is None else as_numpy(g) for g in (grad_mu, grad_mu_v)]
-        own_u, columns, residual, worst = _engines.summed_vjp(inputs, raw, *given)
-        report_backward(residual, worst, own_u.dtype, asked.options.on_failure)
-        grad_u, grad_v = _tensors(eta_u, own_u, columns.full())
+        if len(alike) == 1 and heat is None:
+            found_u, columns, residual, worst = _engines.summed_vjp(inputs, raw, *given)
+            grad_u, own, others = _tensors(eta_u, found_u, columns.own, columns.shared)
+        else:
+            found_u, found_v, residual, worst = _engines.vjp(inputs, raw, *given)
+            grad_u, grad_v = _tensors(eta_u, found_u, found_v)
+            own, others = Columns.split(TorchSpace, grad_v, runs)
+        report_backward(residual, worst, found_u.dtype, asked.options.on_failure)
     if grad_objective is not None and mu is not None and mu_v is not None:
         # By Danskin, the objective's gradient is the solution itself; NaN where there is none.
         weight = grad_objective[:, None]
         grad_u = grad_u + torch.where(mu.isnan(), 0, mu * weight)
         more = torch.where(mu_v.isnan(), 0, mu_v * weight)
-        grad_v = grad_v + (more.sum(0)[None] if len(grad_v) == 1 else more)
-    return grad_u, grad_v.sum(0)[None] if shared and len(grad_v) != 1 else grad_v
+        more_own, more_others = Columns.split(TorchSpace, more, runs)
+        own = own + more_own
+        others = others + (more_others if len(others) == len(more) else more_others.sum(0)[None])
+    grad_heat = eta_u.new_empty(0)
+    if shared is not None and heat is not None:
+        # d(eta / T) = d eta / T - (eta / T) dT / T
+        others = others / heat
+        finite = torch.where(shared.isfinite(), shared, 0)
+        grad_heat = -(others * finite).sum(1, keepdim=True) / heat
+    if len(alike) == 1 != len(others):
+        others = others.sum(0)[None]
+    if shared is not None:
+        return grad_u, own.contiguous(), others.contiguous(), grad_heat
+    return grad_u, others if len(eta_v) == 1 else own, eta_v.new_empty(0), grad_heat
 
 
 #: The solutions whose sides torch still has, by the address of these.
@@ -220,11 +264,20 @@ def _vjp_fake(
     grad_objective: Tensor | None,
     eta_u: Tensor,
     eta_v: Tensor,
-    *_: Any,
-) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty_like(eta_u, memory_format=torch.contiguous_format),
-        torch.empty_like(eta_v, memory_format=torch.contiguous_format),
+    mask: Tensor | None,
+    sides: Tensor,
+    tau: Tensor | None,
+    mu: Tensor | None,
+    mu_v: Tensor | None,
+    *graph: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        [
+            eta_u.new_empty(0)
+            if t is None
+            else torch.empty_like(t, memory_format=torch.contiguous_format)
+            for t in (eta_u, eta_v, *_shared_of(graph))
+        ]
     )
 
 
@@ -235,11 +288,12 @@ class TracedSolve(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Any:
         """What `factormax::solve` returns."""
         output = torch.ops.factormax.solve(*inputs)
-        eta_u, eta_v, mask, _, literals, params, numbers, sizes, text = inputs
+        eta_u, eta_v, mask, _, literals, params, *rest = inputs
+        numbers, sizes, text, *more = rest
         mu, mu_v, _, tau, sides, report = output
         # Keep mu and mu_v for a gradient of the objective, tau for structures.
-        kept = [tau] if is_structured(text) else []
-        ctx.save_for_backward(eta_u, eta_v, mask, sides, mu, mu_v, *literals, *params, *kept)
+        own = (eta_u, eta_v, mask, sides, tau if is_structured(text) else None, mu, mu_v)
+        ctx.save_for_backward(*own, *literals, *params, *more)
         ctx.mark_non_differentiable(tau, sides, report)
         ctx.set_materialize_grads(False)
         ctx.rest = (len(literals), len(params), numbers, sizes, text)
@@ -247,18 +301,19 @@ class TracedSolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """The gradients of both kinds of scores."""
+        """The gradients of the scores, and of the temperature of shared ones."""
         lists, arrays, *rest = ctx.rest
-        eta_u, eta_v, mask, sides, mu, mu_v, *kept = ctx.saved_tensors
+        *numbers, mu, mu_v = ctx.saved_tensors[:7]
+        kept = ctx.saved_tensors[7:]
         literals, params = kept[:lists], kept[lists : lists + arrays]
-        tau = kept[-1] if len(kept) > lists + arrays else None
+        more = kept[lists + arrays :]
         if grads[2] is None:
             mu = mu_v = None
-        numbers = (eta_u, eta_v, mask, sides, tau, mu, mu_v)
-        grad_u, grad_v = torch.ops.factormax.solve_vjp(
-            *grads[:3], *numbers, literals, params, *rest
+        grad_u, grad_v, *others = torch.ops.factormax.solve_vjp(
+            *grads[:3], *numbers, mu, mu_v, literals, params, *rest, *more
         )
-        return (grad_u, grad_v, *[None] * 7)
+        found = [None if t is None else g for t, g in zip(more, others, strict=False)]
+        return grad_u, grad_v, *[None] * 7, *found
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -328,10 +383,7 @@ def _rows_of(tensor: Tensor, dim: int | None) -> int:
 def _vmap_solve(operator: Any, info: Any, in_dims: Any, *args: Any) -> Any:
     """Puts the instances of all samples into one batch."""
     size, rows = info.batch_size, _rows_of(args[0], in_dims[0])
-    merged = partial(_merged, size, rows)
-    numbers = map(merged, args[:4], in_dims[:4])
-    params = list(map(merged, args[5], in_dims[5]))
-    *several, report = operator(*numbers, args[4], params, *args[6:])
+    *several, report = operator(*_merged_args(size, rows, 4, args, in_dims))
     split = [t.reshape(size, rows, *t.shape[1:]) for t in several]
     return (*split, report.reshape(5, size, rows)), (*[0] * len(split), 1)
 
@@ -339,14 +391,30 @@ def _vmap_solve(operator: Any, info: Any, in_dims: Any, *args: Any) -> Any:
 def _vmap_vjp(info: Any, in_dims: Any, *args: Any) -> Any:
     """The same for the derivative; gradients of scores that a sample's instances share add up."""
     size, rows = info.batch_size, _rows_of(args[3], in_dims[3])
+    found = torch.ops.factormax.solve_vjp(*_merged_args(size, rows, 10, args, in_dims))
+    given = [*args[3:5], *_shared_of(args[10:])]
+    dims = [*in_dims[3:5], *_shared_of(in_dims[10:])]
+    grads: list[Any] = []
+    for tensor, dim, grad in zip(given, dims, found, strict=True):
+        if tensor is None:
+            grads.append(grad.expand(size, *grad.shape))
+            continue
+        own = grad.reshape(size, rows, grad.shape[1])
+        grads.append(own.sum(1, keepdim=True) if _rows_of(tensor, dim) == 1 != rows else own)
+    return tuple(grads), (0,) * len(grads)
+
+
+def _merged_args(size: int, rows: int, count: int, args: Any, in_dims: Any) -> list[Any]:
+    """The arguments of an operator for all samples at once: `count` numbers, then the graph."""
     merged = partial(_merged, size, rows)
-    numbers = map(merged, args[:10], in_dims[:10])
-    params = list(map(merged, args[11], in_dims[11]))
-    found = torch.ops.factormax.solve_vjp(*numbers, args[10], params, *args[12:])
-    grad_u, grad_v = (t.reshape(size, rows, t.shape[1]) for t in found)
-    if _rows_of(args[4], in_dims[4]) == 1 != rows:
-        grad_v = grad_v.sum(1, keepdim=True)
-    return (grad_u, grad_v), (0, 0)
+    literals, params, *rest = args[count : count + 5]
+    return [
+        *map(merged, args[:count], in_dims[:count]),
+        literals,
+        list(map(merged, params, in_dims[count + 1])),
+        *rest,
+        *map(merged, args[count + 5 :], in_dims[count + 5 :]),
+    ]
 
 
 for _name in ("solve", "solve_tracked"):
@@ -391,13 +459,13 @@ def _op_args(
     place = first_tensor(graph).device
     if place.type not in ("cpu", "cuda"):  # the operators support no other device
         place = torch.device("cpu")
-    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, place)
-    out = written(graph, options)
+    eta_u, eta_v, shared, heat, mask = flat_numbers(graph, layout, temperature, place)
+    out = written(graph, options, None if shared is None else layout.is_shared)
     warm = None
     if warm_start is not None:
         dual = num_dual(read(out.text, out.sizes, out.literals).factors)
         tau = graph._check_multipliers(warm_start, layout.batch, dual)
-        warm = torch.as_tensor(tau).detach().to(eta_u.device, eta_u.dtype)
+        warm = torch.as_tensor(tau).detach().to(place, eta_u.dtype)
     return (
         eta_u,
         eta_v,
@@ -408,4 +476,5 @@ def _op_args(
         out.numbers,
         out.sizes,
         out.text,
+        *(() if shared is None else (shared, heat)),
     )

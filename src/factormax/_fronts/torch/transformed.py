@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from factormax._fronts.torch.arrays import as_tensor, match
-from factormax._fronts.torch.flat import first_tensor, flat_numbers, flat_target, set_answer
+from factormax._fronts.torch.flat import (
+    cooled,
+    first_tensor,
+    flat_numbers,
+    flat_target,
+    set_answer,
+)
 from factormax._fronts.torch.flat_solve import FlatLossPlan, FlatPlan, FlatProbs, FlatSolve
 from factormax._fronts.torch.optimum import optimum
 from factormax._options import Options
@@ -48,10 +54,10 @@ def solve_transformed(
     if warm_start is not None:
         tau = graph._check_multipliers(warm_start, layout.batch, plan.form.model.num_dual)
         warm = torch.as_tensor(tau).detach()
-    eta_u, eta_v, found = _applied_to(plan, graph, warm, temperature)
+    scores, found = _applied_to(plan, graph, warm, temperature)
     mu, mu_v, objective, tau, report, place = found
-    listing = FlatListing(plan, place, eta_u, eta_v)
-    objective = optimum(objective, eta_u, eta_v, mu, mu_v)
+    listing = FlatListing(plan, place, scores)
+    objective = optimum(objective, *plan.terms(scores, mu, mu_v))
     like = first_tensor(graph)
     answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     numbers = (mu, mu_v, objective, tau, report.T)
@@ -60,12 +66,15 @@ def solve_transformed(
 
 def _applied_to(
     plan: FlatPlan, graph: FactorGraph, warm: Tensor | None, temperature: Any, *more: Tensor
-) -> tuple[Tensor, Tensor, Any]:
-    """The flat scores of a graph, and what `FlatSolve` returns for them."""
+) -> tuple[list[Tensor], Any]:
+    """The flat scores of a graph, in two blocks or three, and what `FlatSolve` returns for them."""
     layout = plan.form.layout
-    eta_u, eta_v, mask = flat_numbers(graph, layout, temperature, plan.device)
+    eta_u, eta_v, shared, heat, mask = flat_numbers(graph, layout, temperature, plan.device)
     rows = layout.batch
-    eta_v = eta_v.expand(rows, eta_v.shape[1])
+    if shared is not None:
+        plan.runs = layout.runs
+        if heat is not None:  # each instance has its own then
+            shared = cooled(shared, heat)
     if mask is not None:
         mask = mask.expand(rows, mask.shape[1])
     if warm is not None:
@@ -75,7 +84,14 @@ def _applied_to(
         for p in graph._params()
     ]
     apply: Any = FlatSolve.apply
-    return eta_u, eta_v, apply(plan, eta_u, eta_v, mask, warm, *params, *more)
+    scores = [s for s in (eta_u, eta_v, shared) if s is not None]
+    return scores, apply(plan, *_of_instances(scores, rows), mask, warm, *params, *more)
+
+
+def _of_instances(scores: list[Tensor], rows: int) -> tuple[Any, ...]:
+    """The scores as `FlatSolve` takes them: a row per instance, without copies."""
+    eta_u, *own = [s.expand(rows, s.shape[1]) for s in scores]
+    return (eta_u, *own) if len(own) == 2 else (eta_u, *own, None)
 
 
 def loss_transformed(
@@ -102,10 +118,10 @@ def loss_transformed(
         costs = cost if isinstance(cost, Mapping) else dict.fromkeys(targets, cost)
         filled = {u: 1.0 if costs.get(u) is None else costs[u] for u in targets}
         more.append(flat_target(graph, "the cost", filled))
-    eta_u, eta_v, found = _applied_to(plan, graph, None, temperature, *more)
+    scores, found = _applied_to(plan, graph, None, temperature, *more)
     grad_u, grad_v, losses, mu, mu_v, tau, report, place = found
-    listing = FlatListing(plan, place, eta_u.detach(), eta_v.detach())
-    value = optimum(losses, eta_u, eta_v, grad_u, grad_v)
+    listing = FlatListing(plan, place, [s.detach() for s in scores])
+    value = optimum(losses, *plan.terms(scores, grad_u, grad_v))
     like = first_tensor(graph)
     answers = [(f, FlatAnswer(listing, i, f, like)) for i, f in enumerate(graph._structured)]
     layout = plan.form.layout
@@ -117,8 +133,9 @@ def loss_transformed(
 class FlatListing:
     """The probabilities of the structures of a solve, found on first access."""
 
-    def __init__(self, plan: FlatPlan, place: Tensor, *scores: Tensor) -> None:
-        self.plan, self.place, self.scores = plan, place, scores
+    def __init__(self, plan: FlatPlan, place: Tensor, scores: list[Tensor]) -> None:
+        self.plan, self.place = plan, place
+        self.scores = _of_instances(scores, plan.form.layout.batch)
 
     @cached_property
     def probs(self) -> tuple[Tensor, ...]:

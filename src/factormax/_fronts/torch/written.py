@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from factormax._columns import Columns
 from factormax._core import Model
 from factormax._fronts.rewired import rewired
 from factormax._model import Remembered, is_large, model_of
@@ -53,6 +54,12 @@ class Read:
     tensors: Names
     scores: Names
     allow_minus_inf: list[bool]
+    is_shared: list[bool]  # for each of the factors' scores, if the batch shares some of them
+
+    @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """The `runs` of the factors' scores as `Columns`, if the batch shares some of them."""
+        return Columns.runs_of([math.prod(shape) for _, shape in self.scores], self.is_shared)
 
     @cached_property
     def model(self) -> Model:
@@ -72,8 +79,14 @@ class Read:
         return found
 
 
-def written(graph: FactorGraph, options: Options) -> Written:
-    """A graph, and how to solve it."""
+def written(
+    graph: FactorGraph, options: Options, is_shared: Sequence[bool] | None = None
+) -> Written:
+    """A graph, and how to solve it.
+
+    is_shared: for each of the factors' scores, whether the batch shares them; None if it shares all
+    of them or none.
+    """
     out = Written("")
     links = _links(graph._structured)
     factors = [
@@ -83,13 +96,14 @@ def written(graph: FactorGraph, options: Options) -> Written:
     o = options
     numbers = [repr(n) for n in (o.tol, o.max_iter, o.max_inner_iter, o.step_size)]
     tensors = [_write_shape(t.name, t.shape, out) for t in graph._tensors]
-    allowed = {True: "+", False: "-"}
     scores = [
-        _write_shape(allowed[p.allow_minus_inf] + name, shape, out)
+        _write_shape("-+"[p.allow_minus_inf] + name, shape, out)
         for p, (name, shape) in zip(graph._score_parts(), graph._score_layout(), strict=True)
     ]
-    parts = [factors, [o.method, *numbers, o.on_failure], tensors, scores]
-    out.text = "\x1d".join(["\x1e".join(part) for part in parts])
+    sections = [factors, [o.method, *numbers, o.on_failure], tensors, scores]
+    if is_shared is not None:
+        sections.append(["-+"[alike] for alike in is_shared])
+    out.text = "\x1d".join(["\x1e".join(section) for section in sections])
     return out
 
 
@@ -152,7 +166,8 @@ def read_again(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read
 
 def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
     """What was written. While tracing, sizes are symbolic, and arrays have only a shape."""
-    factors, options, tensors, scores = [part.split("\x1e") for part in text.split("\x1d")]
+    sections = [section.split("\x1e") for section in text.split("\x1d")]
+    factors, options, tensors, scores, *more = sections
     size, listed = iter(sizes), iter(literals)
     made, kinds = [], []
     for entry in filter(None, factors):
@@ -178,6 +193,7 @@ def read(text: str, sizes: Sequence[int], literals: Sequence[Any]) -> Read:
         named,
         [(name[1:], shape) for name, shape in owned],
         [name[0] == "+" for name, _ in owned],
+        [alike == "+" for alike in more[0]] if more else [],
     )
 
 
