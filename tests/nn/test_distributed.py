@@ -1,5 +1,7 @@
 """Two processes that train one model, and data loaders whose workers solve."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -65,6 +67,7 @@ def worker(rank, folder):
         torch.save(train_step(model, half), f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # one process in ten that trained with DDP, by any model, aborts in its clean-up
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
