@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-import emulator
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ import factormax as fm
 
 torch = pytest.importorskip("torch")
 
+from devices import EmulatedTorchMachine, on, on_the_host  # noqa: E402
 from machine import EmulatedFlag  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -25,70 +25,6 @@ from factormax._engines.cuda import driver  # noqa: E402
 from factormax._engines.cuda.device import TorchMachine, _Flag  # noqa: E402
 from factormax._engines.cuda.engine import CudaEngine  # noqa: E402
 from factormax._fronts import torch as front  # noqa: E402
-from factormax._fronts.torch import plan  # noqa: E402
-from factormax._fronts.torch.arrays import Kind  # noqa: E402
-
-
-class EmulatedTorchMachine(TorchMachine):
-    """Torch's memory on the host, and emulated kernels."""
-
-    stream = 0  # type: ignore[assignment]
-    capturing = False  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def load(self, variant: str, names: Sequence[str]) -> dict[str, Any]:
-        return dict(emulator.load(variant, names))
-
-    @property
-    def shared_bytes(self) -> int:
-        return emulator.attributes().shared_per_block
-
-    def flag(self) -> Any:
-        return EmulatedFlag()
-
-
-class EmulatedEngine(CudaEngine):
-    name = "cpu"
-
-    def __init__(self) -> None:
-        super().__init__(lambda device: EmulatedTorchMachine(), lambda number: "")
-        self.solves = 0
-
-    def begin(self, *args: Any) -> Any:
-        self.solves += 1
-        return super().begin(*args)
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where scores are; the emulated device is the host, called something else."""
-    _engines.engine_there.cache_clear()
-    if request.param == "cuda":
-        yield "cuda"
-        return
-    request.addfinalizer(_engines.engine_there.cache_clear)
-    emulated = EmulatedEngine()
-    monkeypatch.setattr(_engines, "ENGINES", [emulated, *_engines.ENGINES])
-
-    def kind_of(place: Any, dtype: Any) -> Kind:
-        value = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        return Kind(place, value, False)
-
-    monkeypatch.setattr(Kind, "of", kind_of)
-    plan._remembered_pattern.cache_clear()
-    request.addfinalizer(plan._remembered_pattern.cache_clear)
-    yield "cpu"
-    assert emulated.solves, "nothing was solved on the emulated device"
-
-
-@contextmanager
-def on_the_host() -> Iterator[None]:
-    """As if there were no device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_engines, "engine_there", lambda *asked: None)
-        yield
 
 
 def graph_of(scores: Any, pair: Any, budget: Any = 2, **options: Any) -> tuple[Any, Any, Any, Any]:
@@ -107,10 +43,6 @@ def numbers(seed: int = 0, dtype: Any = None) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, 3, 5, generator=generator, dtype=dtype or torch.float64)
     return scores, torch.randn(5, generator=generator, dtype=dtype or torch.float64)
-
-
-def on(device: str, *tensors: Any) -> list[Any]:
-    return [t.detach().clone().to(device).requires_grad_() for t in tensors]
 
 
 def test_values_and_gradients_are_the_hosts(device: str) -> None:
