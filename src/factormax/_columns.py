@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from factormax._space import NumpySpace
 from factormax.arrays import FloatArray, IndexArray
@@ -35,7 +36,7 @@ class Columns:
         shared: `(1, S)`, the columns that all rows share.
         own: `(B, P − S)`, the other columns.
         runs: how many columns, from the first on, are shared, not shared, shared, and so on.
-        heat: `(B, 1)`, what divides the shared columns of each row; None: nothing does.
+        heat: `(B, 1)` in float64, what divides the shared columns of each row; None: nothing does.
     """
 
     shared: Any
@@ -76,6 +77,15 @@ class Columns:
                 runs.append(0)
             runs[-1] += count
         return tuple(runs)
+
+    @staticmethod
+    def places(runs: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        """`(P,)`: for each column its place in `own`, or ~ its place in `shared`."""
+        found = np.empty(sum(runs), np.int32)
+        for run in _spans(runs):
+            columns = np.arange(run.column, run.column + run.stop - run.start, dtype=np.int32)
+            found[run.start : run.stop] = ~columns if run.is_shared else columns
+        return found
 
     @staticmethod
     def split(xp: Any, array: Any, runs: tuple[int, ...]) -> tuple[Any, Any]:

@@ -156,6 +156,14 @@ class Inputs:
         own = self._factor_scores
         return own.map(function) if isinstance(own, Columns) else function(own)
 
+    def moved_factor_scores(self, function: Callable[[Any], Any]) -> Any:
+        """The factor scores with each of their arrays elsewhere; function: moves one."""
+        own, shared, heat = self.blocks
+        if shared is None:
+            return function(own)
+        there = None if heat is None else function(heat)
+        return Columns(function(shared), function(own), self.runs, there)
+
     def factor_scores(self, i: int, factor: _core.Structured) -> npt.NDArray[np.float64]:
         """The scores of a structured factor in an instance."""
         begin = factor.score_begin

@@ -112,6 +112,11 @@ class Layout:
             return xp.zeros((1, 0), dtype=dtype), None
         return found[0], found[1] if len(found) == 2 else None
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the instances share some factor scores, but not all."""
+        return len(set(self.is_shared)) == 2
+
     @cached_property
     def runs(self) -> tuple[int, ...]:
         """The `runs` of the parts as `Columns`."""

@@ -138,13 +138,14 @@ class Task:
         return self
 
     def _check_scores(self, graph: FactorGraph) -> None:
-        core = self.inputs.core
+        inputs = self.host_inputs
+        core = inputs.core
         if core.scores == Numbers.bad:
             names = [(t.name, t.shape) for t in graph._tensors]
-            check_scores(self.inputs.eta_u, self.inputs.mask, names, self.batch_shape)
+            check_scores(inputs.eta_u, inputs.mask, names, self.batch_shape)
         if core.factor_scores != Numbers.finite:
             allowed = [p.allow_minus_inf for p in graph._score_parts()]
-            names, columns = graph._score_layout(), self.inputs.columns
+            names, columns = graph._score_layout(), inputs.columns
             for own, shape, alike in (
                 (columns.shared, (), True),
                 (columns.own, self.batch_shape, False),

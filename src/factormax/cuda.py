@@ -36,7 +36,8 @@ def precompile(
     else in the user's cache folder, where other processes find them.
 
     Args:
-        graph: a graph with its variables and factors; the scores do not matter.
+        graph: a graph with its variables and factors. Its numbers do not matter, but kernels depend
+            on whether the batch shares some factor scores and has others per instance.
         batch_sizes: roughly how many instances will be solved at once. There are different kernels
             for up to 256, for up to 4096, and for more.
         dtypes: the dtypes of the scores.
@@ -45,7 +46,9 @@ def precompile(
     Raises:
         GraphError: if the graph has no kernel, or the device can't run any.
     """
-    model = graph._form().model
+    form = graph._form()
+    model, layout = form.model, form.layout
+    runs = layout.runs if layout.is_mixed else ()
     reason = plan_of(model).unsupported or driver.unavailable(device)
     if reason:
         raise GraphError(f"precompile: {reason}.")
@@ -53,6 +56,6 @@ def precompile(
     launcher = engine.launcher(f"cuda:{device}")
     for batch in batch_sizes:
         for dtype in dtypes:
-            stages = launcher.stages(model, graph._params(), np.dtype(dtype), batch)
+            stages = launcher.stages(model, graph._params(), np.dtype(dtype), batch, runs)
             for number in range(len(stages)):
                 _ = stages[number]

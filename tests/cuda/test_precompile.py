@@ -27,7 +27,9 @@ def test_a_graph_without_a_kernel_is_refused():
         fm.cuda.precompile(graph(tree=True))
 
 
-def test_kernels_for_all_sizes_and_precisions_are_made(monkeypatch):
+@pytest.fixture
+def made(monkeypatch):
+    """The sources of all kernels that are made."""
     from machine import EmulatedMachine
 
     machine, made = EmulatedMachine(), []
@@ -37,9 +39,23 @@ def test_kernels_for_all_sizes_and_precisions_are_made(monkeypatch):
     monkeypatch.setattr(driver, "unavailable", lambda device=0: "")
     emulated = CudaEngine(lambda device: machine, lambda number: "")
     monkeypatch.setattr("factormax.cuda.ENGINES", [emulated])
+    return made
+
+
+def test_kernels_for_all_sizes_and_precisions_are_made(made):
     fm.cuda.precompile(graph(), batch_sizes=(1, 10_000), dtypes=("float32", "float64"))
     assert len(made) == 2 * 3  # float32 has two precisions
     assert all("FACTORMAX_KERNELS" in source for source in made)
+
+
+def test_kernels_for_scores_of_which_the_batch_shares_some_are_made(made):
+    fg = graph()
+    u = fg.variable(4)
+    fg.add(fm.Pair(u[:2], u[2:], np.zeros(2)))
+    fm.cuda.precompile(fg, batch_sizes=(1,), dtypes=("float64",))
+    fg.add(fm.Pair(u[:2], u[2:], np.zeros((2, 2))))
+    fm.cuda.precompile(fg, batch_sizes=(1,), dtypes=("float64",))
+    assert ["kMixed = true" in source for source in made] == [False, True]
 
 
 @pytest.mark.gpu

@@ -120,7 +120,7 @@ class CudaEngine:
         machine = self._machine(inputs.device)
         there = inputs.replace(
             eta_u=machine.upload(np.ascontiguousarray(inputs.eta_u)),
-            eta_v=machine.upload(np.ascontiguousarray(inputs.eta_v)),
+            eta_v=inputs.moved_factor_scores(lambda a: machine.upload(np.ascontiguousarray(a))),
             mask=None if inputs.mask is None else machine.upload(np.ascontiguousarray(inputs.mask)),
         )
         start = None if warm is None else machine.upload(np.ascontiguousarray(warm))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from factormax import _core
+from factormax._columns import Columns
 from factormax._core import Model
 from factormax._engines.cuda.plan import Plan
 from factormax._engines.cuda.program import Kernel, Machine, Numbers, Program
@@ -36,13 +37,15 @@ def plan_of(model: Model) -> Plan:
 class _Stage:
     """One precision: the program, and where the numbers of the rows are on the device."""
 
-    def __init__(self, program: Program, numbers: Numbers) -> None:
+    def __init__(self, program: Program, numbers: Numbers, runs: tuple[int, ...]) -> None:
         self.program = program
         machine = program.machine
         coef, rhs, scale = numbers.coef, numbers.rhs, numbers.scale
         given = {"coef": coef, "rhs": rhs} | ({} if scale is None else {"scale": scale})
         if program.plan.hubs:
             given["hub_param"] = numbers.hub_param
+        if runs:
+            given["score_place"] = Columns.places(runs)
         self._kept = {name: machine.upload(array) for name, array in given.items()}
         own = {name: machine.pointer(array) for name, array in self._kept.items()}
         own["coef_stride"] = 0 if len(coef) == 1 else coef.shape[1]
@@ -78,7 +81,9 @@ class DeviceRun:
     def __init__(self, stages: _Stages, inputs: Inputs, tol: float, max_iter: int) -> None:
         plain = stages.machine.plain
         self.stages, self.inputs = stages, inputs
-        self.scores, self._eta_v = plain(inputs.scores), plain(inputs.eta_v)
+        self.scores = plain(inputs.scores)
+        blocks = [None if b is None else plain(b) for b in inputs.blocks]
+        self._factor_scores: list[Any] = blocks
         self._mask = None if inputs.mask is None else plain(inputs.mask)
         self._tol, self._max_iter = tol, max_iter
         self.found: Any = None
@@ -89,7 +94,7 @@ class DeviceRun:
         self.found = stage.program.solve(
             stage.forward,
             self.scores,
-            self._eta_v,
+            self._factor_scores,
             self._mask,
             warm,
             self.inputs.batch,
@@ -115,7 +120,7 @@ class DeviceRun:
 
         The third is their relative residuals.
         """
-        given = self.scores, self._eta_v, self.found, grad_mu, grad_mu_v
+        given = self.scores, self._factor_scores, self.found, grad_mu, grad_mu_v
         out: Any = None
         for stage in self.stages.all:
             out = stage.program.vjp(stage.backward, *given, out)
@@ -123,9 +128,10 @@ class DeviceRun:
 
     def vjp_at(self, index: Any, grad_mu: Any, grad_mu_v: Any) -> tuple[Any, Any, Any]:
         """The same for these instances, `(N,)` on the device, each as often as it is named."""
-        eta_u, eta_v = self.inputs.eta_u[index], self._eta_v
-        own_v = eta_v if len(eta_v) == 1 else eta_v[index]
-        given = eta_u, own_v, self.found.taken(index), grad_mu, grad_mu_v
+        own, shared, heat = self._factor_scores
+        own_v = own if len(own) == 1 else own[index]
+        blocks = own_v, shared, None if heat is None else heat[index]
+        given = self.inputs.eta_u[index], blocks, self.found.taken(index), grad_mu, grad_mu_v
         out: Any = None
         for stage in self.stages.all:
             kernel, _kept = stage.backward_at(index)
@@ -137,12 +143,18 @@ class _Stages:
     """The precisions of a model with its parameters; each is made on first use."""
 
     def __init__(
-        self, launcher: Launcher, model: Model, params: list[Any], dtype: Any, batch: int
+        self,
+        launcher: Launcher,
+        model: Model,
+        params: list[Any],
+        dtype: Any,
+        batch: int,
+        runs: tuple[int, ...],
     ) -> None:
         self.plan, self.machine = plan_of(model), launcher.machine
         self._precisions = self.plan.precisions(dtype)
         self._made: dict[int, _Stage] = {}
-        self._key = launcher, model, list(params), dtype, batch
+        self._key = launcher, model, list(params), dtype, batch, runs
 
     def __len__(self) -> int:
         return len(self._precisions)
@@ -150,13 +162,13 @@ class _Stages:
     def __getitem__(self, number: int) -> _Stage:
         found = self._made.get(number)
         if found is None:
-            launcher, model, params, dtype, batch = self._key
+            launcher, model, params, dtype, batch, runs = self._key
             precision = self._precisions[number]
             coef, rhs, own = _rows(model, params)
             given = (coef, rhs, own, precision, bool(params), launcher.general)
             numbers = Numbers(self.plan, *given)
-            program = launcher.program(model, numbers, dtype, precision, batch)
-            found = self._made.setdefault(number, _Stage(program, numbers))
+            program = launcher.program(model, numbers, dtype, precision, batch, bool(runs))
+            found = self._made.setdefault(number, _Stage(program, numbers, runs))
         return found
 
     @cached_property
@@ -185,14 +197,13 @@ class Launcher:
         """Queues a solve of inputs whose arrays are on the device.
 
         Args:
-            inputs: what to solve; `scores`, `eta_v` and `mask` are on the device.
+            inputs: what to solve; all scores and the mask are on the device.
             options: how to solve it.
             warm: `(B, rows of the model + pairs)`, multipliers to start from.
             unsolved: a flag of the machine, which the first stage sets if the next one is needed;
                 see `DeviceRun.go_on`. None queues all stages.
         """
-        dtype = self.machine.dtype(inputs.scores)
-        stages = self.stages(inputs.model, inputs.params, dtype, inputs.batch)
+        stages = self.stages_of(inputs)
         plan = stages.plan
         # A set of words is violated if it lacks more than rounding.
         tol, passes = options.tol, options.max_iter
@@ -211,8 +222,7 @@ class Launcher:
 
     def solved(self, inputs: Inputs, sides: Any) -> DeviceRun:
         """A solve with known sides, `(B, n + rows + 1)`, of a graph without structures."""
-        dtype = self.machine.dtype(inputs.scores)
-        stages = self.stages(inputs.model, inputs.params, dtype, inputs.batch)
+        stages = self.stages_of(inputs)
         plan, run = stages.plan, DeviceRun(stages, inputs, 0.0, 0)
         run.found = stages[0].program.answer(inputs.batch, run.scores)
         run.found.var_side[...] = sides[:, : plan.n]
@@ -226,26 +236,53 @@ class Launcher:
             return self.machine.plain(warm)
         return self.machine.with_zeros(warm, plan.model_rows, more)
 
-    def stages(self, model: Model, params: list[Any], dtype: Any, batch: int) -> _Stages:
-        """The precisions of a model with these parameters, for batches of about this size."""
-        key = (model, tuple(map(_content, params)), dtype, Plan.batch_size(batch))
+    def stages_of(self, inputs: Inputs) -> _Stages:
+        """The precisions in which these inputs are solved."""
+        dtype, mixed = self.machine.dtype(inputs.scores), inputs.blocks[1] is not None
+        runs = inputs.runs if mixed else ()
+        return self.stages(inputs.model, inputs.params, dtype, inputs.batch, runs)
+
+    def stages(
+        self,
+        model: Model,
+        params: list[Any],
+        dtype: Any,
+        batch: int,
+        runs: tuple[int, ...] = (),
+    ) -> _Stages:
+        """The precisions of a model with these parameters, for batches of about this size.
+
+        runs: those of `Columns`, if the instances share some factor scores, but not all.
+        """
+        key = (model, tuple(map(_content, params)), dtype, Plan.batch_size(batch), runs)
         found = self._stages.get(key)
         if found is None:
-            found = _Stages(self, model, params, dtype, batch)
+            found = _Stages(self, model, params, dtype, batch, runs)
             self._stages.keep(key, found)
         return found
 
     def program(
-        self, model: Model, numbers: Numbers, dtype: Any, precision: Any, batch: int
+        self,
+        model: Model,
+        numbers: Numbers,
+        dtype: Any,
+        precision: Any,
+        batch: int,
+        mixed: bool = False,
     ) -> Program:
-        """The kernels for a model with any parameters, in batches of about this size."""
-        key = (model, dtype, precision, Plan.batch_size(batch), numbers.scale is None)
+        """The kernels for a model with any parameters, in batches of about this size.
+
+        mixed: whether the instances share some factor scores, but not all.
+        """
+        key = (model, dtype, precision, Plan.batch_size(batch), numbers.scale is None, mixed)
         program = self._programs.get(key)
         if program is None:
             plan, shared = plan_of(model), self.machine.shared_bytes
             uneven = self.general or bool(numbers.uneven.any())
             choice = plan.choose(
-                *(dtype, precision, batch, numbers.coefs, uneven, shared), general=self.general
+                *(dtype, precision, batch, numbers.coefs, uneven, shared),
+                general=self.general,
+                mixed=mixed,
             )
             program = Program(plan, choice, numbers, self.machine)
             self._programs.keep(key, program)

@@ -292,6 +292,7 @@ class Plan:
         uneven: bool,
         shared_bytes: int,
         general: bool = False,
+        mixed: bool = False,
         **given: int,
     ) -> Choice:
         """A variant for batches of about this size.
@@ -304,6 +305,7 @@ class Plan:
             uneven: whether coefficients of a row differ in magnitude.
             shared_bytes: the shared memory that a block can have.
             general: whether the variant should fit as many models as possible.
+            mixed: whether the instances share some factor scores, but not all.
             given: `team`, `row_lanes`, `var_lanes`, `teams_per_block`, to use as they are.
         """
         sizes = Sizes(self, precision.itemsize, uneven)
@@ -347,6 +349,7 @@ class Plan:
             "kRowArrays": sizes.row_arrays(active),
             "kBackwardRowArrays": sizes.backward_row_arrays(active),
             "kPairs": self.pairs > 0,
+            "kMixed": mixed,
             "kSimple": self.simple and not general,
             "kUneven": uneven,
             "kRowsShared": rows,

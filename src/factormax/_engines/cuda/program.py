@@ -288,7 +288,7 @@ class Program:
         self,
         kernel: Kernel,
         eta_u: Any,
-        eta_v: Any,
+        blocks: Any,
         mask: Any,
         warm: Any,
         batch: int,
@@ -302,7 +302,7 @@ class Program:
         Args:
             kernel: `forward`, with the numbers of the rows.
             eta_u: B × n numbers, in any shape. All arrays are contiguous and on the device.
-            eta_v: `(1 | B, scores)`.
+            blocks: the factor scores, as `Inputs.blocks` has them.
             mask: `(1 | B, n)` of bytes, or None.
             warm: `(B, rows)`, or None.
             batch: B.
@@ -314,7 +314,7 @@ class Program:
         """
         machine = self.machine
         found = again or self.answer(batch, eta_u)
-        args = self._args(kernel, eta_u, eta_v, found)
+        args = self._args(kernel, eta_u, blocks, found)
         base, start = found.address, found.places.start
         if mask is not None:
             args.mask = machine.pointer(mask)
@@ -339,7 +339,7 @@ class Program:
         self,
         kernel: Kernel,
         eta_u: Any,
-        eta_v: Any,
+        blocks: Any,
         found: Answer,
         grad_mu: Any,
         grad_mu_v: Any,
@@ -352,7 +352,7 @@ class Program:
         Args:
             kernel: `backward`, with the numbers of the rows.
             eta_u: the scores, as `solve` takes them.
-            eta_v: likewise.
+            blocks: likewise.
             found: what it found.
             grad_mu: B × n numbers, in any shape, or None, which means 0.
             grad_mu_v: `(B, scores)`, or None.
@@ -366,7 +366,7 @@ class Program:
             machine.empty(places.scores, places.dtype),
             machine.empty((batch,), _DOUBLE),
         )
-        args = self._args(kernel, eta_u, eta_v, found)
+        args = self._args(kernel, eta_u, blocks, found)
         if grad_mu is not None:
             args.grad_mu = at(grad_mu)
         if grad_mu_v is not None:
@@ -376,13 +376,16 @@ class Program:
         self._launch(kernel, args, batch)
         return out
 
-    def _args(self, kernel: Kernel, eta_u: Any, eta_v: Any, found: Answer) -> Any:
+    def _args(self, kernel: Kernel, eta_u: Any, blocks: Any, found: Answer) -> Any:
         args, at = self._copy(kernel.args), self.machine.pointer
         base, start = found.address, found.places.start
         args.eta_u, args.mu = at(eta_u), at(found.values)
         if self.plan.scores:
-            args.eta_v, args.mu_v = at(eta_v), at(found.mu_v)
-            args.eta_v_stride = 0 if eta_v.shape[0] == 1 else self.plan.scores
+            own, shared, heat = blocks
+            args.eta_v, args.mu_v = at(own), at(found.mu_v)
+            args.eta_v_stride = 0 if own.shape[0] == 1 else own.shape[1]
+            if shared is not None:
+                args.shared, args.heat = at(shared), 0 if heat is None else at(heat)
         args.tau, args.cuts_saved = base + start["tau"], base + start["cuts"]
         args.hub_saved, args.calls = base + start["structures"], base + start["oracle_calls"]
         args.var_side, args.row_side = base + start["var_side"], base + start["row_side"]

@@ -123,8 +123,8 @@ class DeviceSolution:
         """The inputs of some instances, on the host."""
         inputs, download = self.run.inputs, self.machine.download
         mask = None if inputs.mask is None else download(inputs.mask).astype(bool)
-        eta = {name: download(getattr(inputs, name)) for name in ("eta_u", "eta_v")}
-        return inputs.replace(**eta, mask=mask, device="cpu").instances(index)
+        eta_u, eta_v = download(inputs.eta_u), inputs.moved_factor_scores(download)
+        return inputs.replace(eta_u=eta_u, eta_v=eta_v, mask=mask, device="cpu").instances(index)
 
     @property
     def mu(self) -> Any:

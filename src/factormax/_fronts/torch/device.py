@@ -9,21 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from factormax._columns import Columns
 from factormax._core import Model
 from factormax._engines.cuda.solution import DeviceSolution
-from factormax._fronts.torch.arrays import space_of
+from factormax._fronts.torch.arrays import TorchSpace, space_of
+from factormax._fronts.torch.flat import cooled_scores
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_backward, report_failures
 from factormax._task import Gradients, Task
-from factormax.checks import check_scores
 from factormax.status import Status
 
 if TYPE_CHECKING:
     from factormax._form import Form
     from factormax.graph import FactorGraph
 
-__all__ = ["DeviceTask", "solve_flat", "vjp_flat"]
+__all__ = ["DeviceTask", "beside_scores", "score_product", "solve_flat", "vjp_flat"]
 
 #: Rows of a Jacobian product that are computed in one launch, each with a copy of its instance.
 _AT_ONCE = 1 << 16
@@ -52,14 +53,14 @@ class DeviceInputs(Inputs):
         model: Model,
         scores: Tensor,
         batch: int,
-        eta_v: Tensor,
+        eta_v: Any,
         params: list[Any],
         mask: Tensor | None,
         device: str,
     ) -> None:
         self.model, self.params, self.device = model, params, device
         self.scores, self.batch = scores, batch
-        self._factor_scores: Any = eta_v
+        self._factor_scores = eta_v
         self.mask: Any = mask
 
     @cached_property
@@ -106,10 +107,11 @@ class DeviceTask(Task):
         if self.form.places:  # structures may be read after the caller has changed the scores
             eta_u = eta_u.clone()
         eta_v: Any = _no_scores(real, device)
+        shared = heat = None
         if layout.parts:
             own = [torch.as_tensor(s, dtype=real, device=device) for s in factor_scores]
             # A copy: the backward pass reads the signs, and the caller may change the tensor.
-            eta_v = layout.flat_factor_scores(space, own, real).clone()
+            eta_v, shared = layout.factor_blocks(space, own, real, copy=True)
         mask = None
         if graph._masked:
             masks = [
@@ -123,8 +125,12 @@ class DeviceTask(Task):
             given = torch.as_tensor(temperature, device=device, dtype=real)
             self.temperature_shape = tuple(given.shape)
             self.temperature = given.expand(self.batch_shape).reshape(-1, 1)
-            eta_u = eta_u.reshape(self.batch, model.num_variables) / self.temperature
-            eta_v = eta_v / self.temperature
+            flat = eta_u.reshape(self.batch, model.num_variables)
+            numbers = cooled_scores(layout, flat, eta_v, shared, given, torch.div)
+            eta_u, eta_v, shared, heat = numbers
+        if shared is not None:
+            divisor = None if heat is None else heat.double()
+            eta_v = Columns(shared, eta_v, layout.runs, divisor)
         params = graph._params()
         self.inputs = DeviceInputs(model, eta_u, self.batch, eta_v, params, mask, device)
         self._graph: FactorGraph | None = graph  # until it is solved
@@ -168,13 +174,8 @@ class DeviceTask(Task):
 
     def _refuse(self) -> None:
         """Raises because a score is NaN or +inf."""
-        graph, numbers = self._graph, self.host_inputs
-        assert graph is not None
-        names = [(t.name, t.shape) for t in graph._tensors]
-        check_scores(numbers.eta_u, numbers.mask, names, self.batch_shape)
-        allowed = [p.allow_minus_inf for p in graph._score_parts()]
-        shape = self.batch_shape if len(numbers.eta_v) > 1 else ()
-        check_scores(numbers.eta_v, None, graph._score_layout(), shape, allowed)
+        assert self._graph is not None
+        self._check_scores(self._graph)
 
     def values(self) -> list[Any]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""
@@ -195,7 +196,7 @@ class DeviceTask(Task):
         mask = self.inputs.mask
         found: Inputs = self.inputs.replace(
             eta_u=self.inputs.eta_u.cpu().numpy(),
-            eta_v=self.inputs.eta_v.cpu().numpy(),
+            eta_v=self.inputs.moved_factor_scores(lambda scores: scores.cpu().numpy()),
             mask=None if mask is None else mask.cpu().numpy(),
             device="cpu",
         )
@@ -289,7 +290,7 @@ class DeviceTask(Task):
         of_temperature = None
         if self.temperature is not None:
             grad_u = grad_u.view_as(self.inputs.eta_u)
-            inner = _dot(grad_u, self.inputs.eta_u) + _dot(grad_v, self.inputs.eta_v)
+            inner = _dot(grad_u, self.inputs.eta_u) + score_product(self.inputs, grad_v)
             per_instance = (-inner / self.temperature[:, 0]).reshape(self.batch_shape)
             of_temperature = per_instance.sum_to_size(self.temperature_shape)
             grad_u, grad_v = grad_u / self.temperature, grad_v / self.temperature
@@ -352,6 +353,27 @@ def _no_scores(dtype: torch.dtype, device: str) -> Tensor:
     return torch.zeros((1, 0), dtype=dtype, device=device)
 
 
-def _dot(grad: Tensor, scores: Tensor) -> Tensor:
+def beside_scores(inputs: Inputs, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """From `(B, P)` those columns that belong to each block of factor scores, and that block.
+
+    Also what divides these scores, `(B, 1)`.
+    """
+    own, shared, heat = inputs.blocks
+    if shared is None:
+        return [(rows, own, None)]
+    of_own, of_shared = Columns.split(TorchSpace, rows, inputs.runs)
+    return [(of_own, own, None), (of_shared, shared, heat)]
+
+
+def score_product(inputs: Inputs, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The factor scores times `(B, P)`, summed per instance, in this dtype."""
+    parts = [
+        _dot(own, scores, dtype) / (1 if heat is None else heat[:, 0].to(own.dtype))
+        for own, scores, heat in beside_scores(inputs, rows)
+    ]
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+def _dot(grad: Tensor, scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The sum of the products for each instance; scores that are not finite count as 0."""
-    return (grad * torch.where(scores.isfinite(), scores, 0)).sum(1)
+    return (grad * torch.where(scores.isfinite(), scores, 0)).sum(1, dtype=dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from factormax._core import Model, RowKind
-from factormax._fronts.torch.device import DeviceTask
+from factormax._fronts.torch.device import DeviceTask, beside_scores, score_product
 from factormax._inputs import Inputs
 from factormax._options import Options
 
@@ -66,7 +66,7 @@ def evaluate_there(
     factor is NaN. refuse: see `DeviceTask.run`.
     """
     raw, inputs = task.run(options, refuse=refuse), task.inputs
-    eta_u, eta_v, wide = inputs.eta_u, inputs.eta_v, torch.float64
+    eta_u, wide = inputs.eta_u, torch.float64
     here = eta_u > -torch.inf
     if inputs.mask is not None:
         here = here & inputs.mask
@@ -83,8 +83,10 @@ def evaluate_there(
     grad_u, grad_v = raw.mu - y, raw.mu_v - n_y
     scores = torch.where(eta_u.isfinite(), eta_u, 0) - (raw.mu + y) / 2
     values = (grad_u * scores).sum(1, dtype=wide)
-    values = values + (grad_v * torch.where(eta_v.isfinite(), eta_v, 0)).sum(1, dtype=wide)
-    solved = ~(values.isnan() | ((n_y > 0) & (eta_v == -torch.inf)).any(1))
+    values = values + score_product(inputs, grad_v, wide)
+    solved = ~values.isnan()
+    for own, eta_v, _ in beside_scores(inputs, n_y):
+        solved &= ~((own > 0) & (eta_v == -torch.inf)).any(1)
     values = torch.where(solved, values.clamp(min=0), torch.inf).masked_fill(wrong, torch.nan)
     return values, *(g.masked_fill(~solved[:, None], 0) for g in (grad_u, grad_v))
 

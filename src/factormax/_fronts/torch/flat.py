@@ -6,6 +6,7 @@ All of it is ordinary torch, which torch transforms and compiles itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,15 @@ from factormax.solution import Details, Solution
 if TYPE_CHECKING:
     from factormax.graph import FactorGraph
 
-__all__ = ["FlatNumbers", "cooled", "first_tensor", "flat_numbers", "flat_target", "set_answer"]
+__all__ = [
+    "FlatNumbers",
+    "cooled",
+    "cooled_scores",
+    "first_tensor",
+    "flat_numbers",
+    "flat_target",
+    "set_answer",
+]
 
 
 class FlatNumbers(NamedTuple):
@@ -90,16 +99,29 @@ def flat_numbers(
         return FlatNumbers(eta_u, eta_v, shared, None, mask)
     given = put(torch.as_tensor(temperature), place, dtype)
     heat = torch.where(given > 0, given, torch.nan)  # the solve reports NaN
-    if heat.numel() == 1:
-        heat = heat.reshape((1, 1))
-        if shared is not None:
-            shared = cooled(shared, heat)
-        return FlatNumbers(cooled(eta_u, heat), cooled(eta_v, heat), shared, None, mask)
-    heat = heat.expand(layout.batch_shape).reshape((-1, 1))
+    return FlatNumbers(*cooled_scores(layout, eta_u, eta_v, shared, heat, cooled), mask)
+
+
+def cooled_scores(
+    layout: Layout,
+    eta_u: Tensor,
+    eta_v: Tensor,
+    shared: Tensor | None,
+    temperature: Tensor,
+    divide: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The scores of `FlatNumbers` divided by a temperature, and what is still to divide `shared`.
+
+    temperature: broadcastable to the batch; divide: from scores and `(1 | B, 1)` to their quotient.
+    """
+    if temperature.numel() == 1:
+        heat = temperature.reshape((1, 1))
+        found = None if shared is None else divide(shared, heat)
+        return divide(eta_u, heat), divide(eta_v, heat), found, None
+    heat = temperature.expand(layout.batch_shape).reshape((-1, 1))
     if len(eta_v) == 1 and layout.parts:  # all of them are shared
         eta_v, shared = eta_v.new_empty((layout.batch, 0)), eta_v
-    eta_u, eta_v = cooled(eta_u, heat), cooled(eta_v, heat)
-    return FlatNumbers(eta_u, eta_v, shared, None if shared is None else heat, mask)
+    return divide(eta_u, heat), divide(eta_v, heat), shared, None if shared is None else heat
 
 
 def cooled(scores: Tensor, temperature: Tensor) -> Tensor:

@@ -102,10 +102,11 @@ def _inputs_of(
     take, space = (as_numpy, NumpySpace) if engine is None else (Tensor.detach, TorchSpace)
     factor_scores: Any = take(eta_v)
     if shared is not None:
-        divisor = None if heat is None else take(heat)
-        factor_scores = Columns(take(one_row(shared)), factor_scores, asked.runs, divisor)
-        if len(factor_scores.shared) > 1:
-            factor_scores = factor_scores.full(space)
+        row = one_row(shared)
+        several = len(row) > 1
+        divisor = None if heat is None else take(heat if several else heat.double())
+        columns = Columns(take(row), factor_scores, asked.runs, divisor)
+        factor_scores = columns.full(space) if several else columns
     here = None if mask is None else take(mask)
     where = "cpu" if engine is None else device
     given: Any = (asked.model, take(eta_u), factor_scores, own, here, (), None, where)

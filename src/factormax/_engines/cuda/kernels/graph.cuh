@@ -44,6 +44,10 @@ struct Args {
   const Io* eta_u;
   const Io* eta_v;
   const u8* mask;
+  // If the instances share some factor scores, eta_v holds only the others.
+  const Io* shared;        // (1, S)
+  const double* heat;      // (batch,) what divides the shared ones of each instance, or null
+  const int* score_place;  // a column of eta_v, or ~ a column of shared, for each score
   const Io* warm;
   Io* mu;
   Io* mu_v;
@@ -218,6 +222,32 @@ struct RowArray {
   FM_DEVICE T& operator[](int r) const { return first[r * (V::kRowsShared ? V::kRowArrays : 1)]; }
 };
 
+// The factor scores of an instance.
+template <class V>
+struct FactorScores {
+  using Io = typename V::Io;
+
+  const Io *own, *shared;
+  const int* place;
+  Io heat;
+
+  FM_DEVICE FactorScores(const Args<V>& a, i64 i)
+      : own(a.eta_v + i * a.eta_v_stride),
+        shared(a.shared),
+        place(a.score_place),
+        heat(V::kMixed && a.heat != nullptr ? Io(a.heat[i]) : Io(1)) {}
+
+  FM_DEVICE Io operator[](int k) const {
+    if constexpr (V::kMixed) {
+      const int at = place[k];
+      if (at >= 0) return own[at];
+      return heat == Io(1) ? shared[~at] : shared[~at] / heat;
+    } else {
+      return own[k];
+    }
+  }
+};
+
 template <class V>
 struct Graph {
   using T = typename V::T;
@@ -229,7 +259,7 @@ struct Graph {
   T* rows;
   i64 instance;
   const T* coef;
-  const Io* score;
+  FactorScores<V> score;
 
   FM_DEVICE Graph(const Args<V>& args, Team<V::kTeam> members, char* memory, i64 i)
       : a(args),
@@ -239,7 +269,7 @@ struct Graph {
                             : args.work + i * args.work_stride),
         instance(i),
         coef(args.coef + i * args.coef_stride),
-        score(args.eta_v + i * args.eta_v_stride) {}
+        score(args, i) {}
 
   FM_DEVICE int num_rows() const { return a.hard + a.pairs; }
   FM_DEVICE int num_scores() const { return V::kHubs ? a.pairs + a.hub_scores : a.pairs; }

@@ -26,11 +26,11 @@ class Hubs<V, true> {
 
   // Takes the scores of an instance; those of variables are in eta().
   FM_DEVICE void begin() {
-    const Io* scores = graph_.score + a_.pairs;
     T *own = graph_.hub_scores(), *x = graph_.hub_x();
     each_place([&](int k, int j) { x[k] = graph_.eta()[j]; });
 #pragma unroll 1
-    for (int k = team_.rank; k < a_.hub_scores; k += V::kTeam) own[k] = T(scores[k]);
+    for (int k = team_.rank; k < a_.hub_scores; k += V::kTeam)
+      own[k] = T(graph_.score[a_.pairs + k]);
     team_.sync();
     each_set([](StructureSet<V>& set) { set.begin(); });
   }
@@ -90,14 +90,15 @@ class Hubs<V, true> {
   FM_DEVICE double write_features(Io* out) const {
     double total = 0;
     T* sums = graph_.hub_scores();
-    const Io* scores = graph_.score + a_.pairs;
     each_set([&](StructureSet<V>& set) {
       set.scatter_features(true, sums + set.hub().score);
 #pragma unroll 1
       for (int k = team_.rank; k < set.hub().scores; k += V::kTeam) {
         const T value = sums[set.hub().score + k];
         out[set.hub().score + k] = Io(value);
-        if (value != 0) total += double(scores[set.hub().score + k]) * double(value);
+        if (value != 0) {
+          total += double(graph_.score[a_.pairs + set.hub().score + k]) * double(value);
+        }
       }
     });
     return total;
