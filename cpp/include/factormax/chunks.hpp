@@ -18,19 +18,19 @@ inline int chunk_length(int size) {
   return std::max(kLeastChunk, (size + kMostChunks - 1) / kMostChunks);
 }
 
+// static: gcc 13 stops with an internal error where a template that is instantiated with a lambda
+// has vector clones and external linkage.
 template <class Body>
-struct SharedBody {
-  FACTORMAX_VECTOR static void run(const void* body, int begin, int end) {
-    (*static_cast<const Body*>(body))(begin, end);
-  }
-};
+FACTORMAX_VECTOR static void run_shared_body(const void* body, int begin, int end) {
+  (*static_cast<const Body*>(body))(begin, end);
+}
 
 // Calls body(begin, end), marked FACTORMAX_BODY, for the chunks of [0, size). gcc vectorises no
 // reduction that stands in the body itself: it has to be in a function that the body calls.
 template <class Body>
 FACTORMAX_INLINE void in_chunks(int size, const Body& body) {
   if (size < kWorthSharing) return body(0, size);
-  share_chunks(size, chunk_length(size), &SharedBody<Body>::run, &body);
+  share_chunks(size, chunk_length(size), &run_shared_body<Body>, &body);
 }
 
 // The sum of part(begin, end) over the chunks.
