@@ -101,13 +101,16 @@ class Layout:
         self, xp: Any, scores: list[Any], dtype: Any, copy: bool = False
     ) -> tuple[Any, Any]:
         """`(1 | B, P)` and None, or `Columns.own` and `.shared` if only some of them are shared."""
-        pieces: tuple[list[Any], list[Any]] = [], []
+        per_instance: list[Any] = []
+        shared: list[Any] = []
         for s, f, alike in zip(scores, self.parts, self.is_shared, strict=True):
             own = s if f.given_shape == f.own_shape or not alike else s.reshape(f.own_shape)
             shape = f.shape if alike else (*self.batch_shape, *f.shape)
             full = own if own.shape == shape else xp.spread(own, shape)
-            pieces[alike].append(full.reshape((1 if alike else self.batch, f.count)))
-        found = [xp.joined(some) if copy or len(some) > 1 else some[0] for some in pieces if some]
+            columns = full.reshape((1 if alike else self.batch, f.count))
+            (shared if alike else per_instance).append(columns)
+        blocks = [some for some in (per_instance, shared) if some]
+        found = [xp.joined(some) if copy or len(some) > 1 else some[0] for some in blocks]
         if not found:
             return xp.zeros((1, 0), dtype=dtype), None
         return found[0], found[1] if len(found) == 2 else None

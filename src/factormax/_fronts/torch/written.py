@@ -97,12 +97,12 @@ def written(
     numbers = [repr(n) for n in (o.tol, o.max_iter, o.max_inner_iter, o.step_size)]
     tensors = [_write_shape(t.name, t.shape, out) for t in graph._tensors]
     scores = [
-        _write_shape("-+"[p.allow_minus_inf] + name, shape, out)
+        _write_shape(("+" if p.allow_minus_inf else "-") + name, shape, out)
         for p, (name, shape) in zip(graph._score_parts(), graph._score_layout(), strict=True)
     ]
     sections = [factors, [o.method, *numbers, o.on_failure], tensors, scores]
     if is_shared is not None:
-        sections.append(["-+"[alike] for alike in is_shared])
+        sections.append(["+" if alike else "-" for alike in is_shared])
     out.text = "\x1d".join(["\x1e".join(section) for section in sections])
     return out
 
