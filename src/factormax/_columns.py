@@ -79,6 +79,11 @@ class Columns:
         return tuple(runs)
 
     @staticmethod
+    def own_runs(runs: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The first and the last column, plus one, of each run that is not shared."""
+        return [(run.start, run.stop) for run in _spans(runs) if not run.is_shared]
+
+    @staticmethod
     def places(runs: tuple[int, ...]) -> npt.NDArray[np.int32]:
         """`(P,)`: for each column its place in `own`, or ~ its place in `shared`."""
         found = np.empty(sum(runs), np.int32)

@@ -27,6 +27,7 @@ def pairs(rng: Any, dtype: Any) -> fm.FactorGraph:
     fg.add(fm.Pair(u[i], u[j], rng.standard_normal(len(i)).astype(dtype)))
     fg.add(fm.Pair(u[:3], ~u[3:6], rng.standard_normal((BATCH, 3)).astype(dtype)))
     fg.add(fm.Pair(u[1:4], u[5:8], rng.standard_normal(1).astype(dtype)))
+    fg.add(fm.Pair(u[:2], u[6:], rng.standard_normal((BATCH, 2)).astype(dtype)))
     fg.add(fm.Budget(u, 3))
     return fg
 
@@ -46,7 +47,20 @@ def hubs(rng: Any, dtype: Any) -> fm.FactorGraph:
     return fg
 
 
-MODELS = [pairs, hubs]
+def beside(rng: Any, dtype: Any) -> fm.FactorGraph:
+    """Scores of each instance between shared ones, and one kind of factor without any score."""
+    fg = fm.FactorGraph(batch_dims=1)
+    u = fg.variable_from(rng.standard_normal((BATCH, 8)).astype(dtype))
+    fg.add(fm.Pair(u[:-1], u[1:], rng.standard_normal(7).astype(dtype)))
+    fg.add(fm.Pair(u[:0], u[:0], np.zeros((BATCH, 0), dtype)))
+    fg.add(fm.Pair(u[:1], u[2:3], rng.standard_normal(1).astype(dtype)))
+    fg.add(fm.Pair(u[:4], u[4:], rng.standard_normal((BATCH, 4)).astype(dtype)))
+    fg.add(fm.Pair(u[:3], ~u[5:], rng.standard_normal(3).astype(dtype)))
+    fg.add(fm.Xor(u[::3]))
+    return fg
+
+
+MODELS = [pairs, hubs, beside]
 
 
 def heated(inputs: Inputs) -> Inputs:
@@ -85,6 +99,8 @@ def test_repeating_them_changes_no_bit(model: Any, dtype: Any, hot: bool, genera
         answers.append([found.mu, found.mu_v, found.tau, found.objective, *gradients(run)])
         if own is inputs:
             check(inputs, run, dtype)
+            mixed = run.stages[0].program.choice.constants["kMixed"]
+            assert mixed == (1 if model is beside else 2)
     for one, two in zip(*answers, strict=True):
         np.testing.assert_array_equal(one, two)
 

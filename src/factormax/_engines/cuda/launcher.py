@@ -26,6 +26,7 @@ _TREE_TOL = 1e-10
 #: A pass over trees is long, and the slowest instance keeps the others waiting. Most need fewer
 #: passes than this; the CPU, which has other methods, continues with the rest.
 _TREE_PASSES = 64
+_ONE_RUN, _LISTED = 1, 2
 
 
 @lru_cache(maxsize=_KEPT)
@@ -44,12 +45,16 @@ class _Stage:
         given = {"coef": coef, "rhs": rhs} | ({} if scale is None else {"scale": scale})
         if program.plan.hubs:
             given["hub_param"] = numbers.hub_param
-        if runs:
+        mixed = _mixture(runs)
+        if mixed == _LISTED:
             given["score_place"] = Columns.places(runs)
         self._kept = {name: machine.upload(array) for name, array in given.items()}
         own = {name: machine.pointer(array) for name, array in self._kept.items()}
         own["coef_stride"] = 0 if len(coef) == 1 else coef.shape[1]
         own["rhs_stride"] = 0 if len(rhs) == 1 else rhs.shape[1]
+        if mixed == _ONE_RUN:
+            first, stop = next(iter(Columns.own_runs(runs)), (0, 0))
+            own["first_own"], own["num_own"] = first, stop - first
         if program.plan.hubs:
             param = numbers.hub_param
             own["hub_param_stride"] = 0 if len(param) == 1 else param.shape[1]
@@ -167,7 +172,8 @@ class _Stages:
             coef, rhs, own = _rows(model, params)
             given = (coef, rhs, own, precision, bool(params), launcher.general)
             numbers = Numbers(self.plan, *given)
-            program = launcher.program(model, numbers, dtype, precision, batch, bool(runs))
+            kind = dtype, precision, batch, _mixture(runs)
+            program = launcher.program(model, numbers, *kind)
             found = self._made.setdefault(number, _Stage(program, numbers, runs))
         return found
 
@@ -268,11 +274,11 @@ class Launcher:
         dtype: Any,
         precision: Any,
         batch: int,
-        mixed: bool = False,
+        mixed: int = 0,
     ) -> Program:
         """The kernels for a model with any parameters, in batches of about this size.
 
-        mixed: whether the instances share some factor scores, but not all.
+        mixed: see `Plan.choose`.
         """
         key = (model, dtype, precision, Plan.batch_size(batch), numbers.scale is None, mixed)
         program = self._programs.get(key)
@@ -287,6 +293,13 @@ class Launcher:
             program = Program(plan, choice, numbers, self.machine)
             self._programs.keep(key, program)
         return program
+
+
+def _mixture(runs: tuple[int, ...]) -> int:
+    """How the instances share factor scores, as a `Mixture` of `graph.cuh`."""
+    if not runs:
+        return 0
+    return _ONE_RUN if len(Columns.own_runs(runs)) <= 1 else _LISTED
 
 
 def _content(param: Any) -> Any:

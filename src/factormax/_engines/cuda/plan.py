@@ -292,7 +292,7 @@ class Plan:
         uneven: bool,
         shared_bytes: int,
         general: bool = False,
-        mixed: bool = False,
+        mixed: int = 0,
         **given: int,
     ) -> Choice:
         """A variant for batches of about this size.
@@ -305,7 +305,7 @@ class Plan:
             uneven: whether coefficients of a row differ in magnitude.
             shared_bytes: the shared memory that a block can have.
             general: whether the variant should fit as many models as possible.
-            mixed: whether the instances share some factor scores, but not all.
+            mixed: how the instances share factor scores, a `Mixture` of `graph.cuh`.
             given: `team`, `row_lanes`, `var_lanes`, `teams_per_block`, to use as they are.
         """
         sizes = Sizes(self, precision.itemsize, uneven)

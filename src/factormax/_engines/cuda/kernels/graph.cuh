@@ -47,7 +47,7 @@ struct Args {
   // If the instances share some factor scores, eta_v holds only the others.
   const Io* shared;        // (1, S)
   const double* heat;      // (batch,) what divides the shared ones of each instance, or null
-  const int* score_place;  // a column of eta_v, or ~ a column of shared, for each score
+  const int* score_place;  // kListed: a column of eta_v, or ~ a column of shared, for each score
   const Io* warm;
   Io* mu;
   Io* mu_v;
@@ -88,6 +88,8 @@ struct Args {
   int degree;       // the most rows that a variable is in
   int longest;      // length of the longest row
   int zeros;        // whether to look for variables that are certain to be 0
+  int first_own;    // kOneRun: the scores that are not shared,
+  int num_own;      // which are side by side
   // Where things are in the shared memory of a team, in bytes.
   int team_bytes;
   int at_sums;
@@ -222,29 +224,38 @@ struct RowArray {
   FM_DEVICE T& operator[](int r) const { return first[r * (V::kRowsShared ? V::kRowArrays : 1)]; }
 };
 
+// Where the factor scores are: all in one array, those of each instance side by side among shared
+// ones, or as a list says.
+enum Mixture : int { kNotMixed, kOneRun, kListed };
+
 // The factor scores of an instance.
 template <class V>
 struct FactorScores {
   using Io = typename V::Io;
 
-  const Io *own, *shared;
-  const int* place;
+  const Args<V>& a;
+  const Io* own;
   Io heat;
 
-  FM_DEVICE FactorScores(const Args<V>& a, i64 i)
-      : own(a.eta_v + i * a.eta_v_stride),
-        shared(a.shared),
-        place(a.score_place),
-        heat(V::kMixed && a.heat != nullptr ? Io(a.heat[i]) : Io(1)) {}
+  FM_DEVICE FactorScores(const Args<V>& args, i64 i)
+      : a(args),
+        own(args.eta_v + i * args.eta_v_stride),
+        heat(V::kMixed != kNotMixed && args.heat != nullptr ? Io(args.heat[i]) : Io(1)) {}
 
   FM_DEVICE Io operator[](int k) const {
-    if constexpr (V::kMixed) {
-      const int at = place[k];
-      if (at >= 0) return own[at];
-      return heat == Io(1) ? shared[~at] : shared[~at] / heat;
+    if constexpr (V::kMixed == kNotMixed) return own[k];
+    bool is_own;
+    int at;  // the column
+    if constexpr (V::kMixed == kOneRun) {
+      is_own = u32(k - a.first_own) < u32(a.num_own);
+      at = is_own ? k - a.first_own : (k < a.first_own ? k : k - a.num_own);
     } else {
-      return own[k];
+      at = a.score_place[k];
+      is_own = at >= 0;
+      at = is_own ? at : ~at;
     }
+    const Io found = *((is_own ? own : a.shared) + at);
+    return is_own || heat == Io(1) ? found : found / heat;
   }
 };
 
