@@ -106,7 +106,7 @@ test-jax:  ## the tests of JAX with the oldest and the newest version: JAX_RANGE
 	    jaxlib==$$version flatbuffers optax pytest scikit-build-core nanobind cmake ninja && \
 	  PATH="$(CURDIR)/$$env/bin:$$PATH" $$env/bin/python -m pip install --quiet \
 	    --disable-pip-version-check --no-build-isolation --no-deps . && \
-	  $$env/bin/python -m pytest -W default tests/test_jax.py || exit 1; \
+	  $$env/bin/python -m pytest -W default tests/test_jax.py tests/test_jax_shared_scores.py || exit 1; \
 	done
 
 # The package is built with the oldest build tools, and tested with what it claims to run with.

@@ -634,8 +634,9 @@ def test_export(tmp_path):
         u = fg.variable_from(eta, mask=np.arange(4) < 3)
         fg.add(fm.Knapsack(u, np.arange(16).reshape(4, 4) / 16, 1.5))
         fg.add(fm.Xor(u[[0, 2, 3]], axis=1))
-        fg.add(fm.Pair(u[0], u[1], 0.5))
-        fg.solve()
+        fg.add(fm.Pair(u[0], u[1], 0.5))  # shared, but divided by a temperature per instance
+        fg.add(fm.Pair(u[1], u[2], eta[:, 3]))
+        fg.solve(temperature=np.array([0.5, 2]))
         return u.value
 
     def tree(eta):

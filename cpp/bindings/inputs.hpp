@@ -14,6 +14,7 @@
 #include "factormax/model.hpp"
 #include "factormax/problem.hpp"
 #include "factormax/vector_ops.hpp"
+#include "mixed_scores.hpp"
 
 namespace factormax::python {
 
@@ -71,8 +72,7 @@ class Inputs {
   Numbers scores() const { return scores_; }
   Numbers factor_scores() const { return factor_scores_; }
   // Which factor scores the instances share.
-  Span<const ScoreRun> runs() const { return {runs_.data(), static_cast<int>(runs_.size())}; }
-  std::size_t num_shared() const { return num_shared_; }
+  const ScoreRuns& runs() const { return runs_; }
 
   // Which variables are present: neither masked nor with a score of -inf. None if all are.
   nb::object mask(nb::handle self) const {
@@ -120,54 +120,29 @@ class Inputs {
     batch_ = held_ ? held_->shape(0) : eta_u.shape(0);
     take_params(params);
     Problem<T>& p = typed.problem = model_->problem<T>();
-    const std::size_t scores = static_cast<std::size_t>(model_->num_scores());
+    const int scores = model_->num_scores();
     p.eta_u = batched(eta_u, batch_, std::size_t(p.num_vars), "eta_u");
     factor_scores_ = look_at(eta_v.data(), eta_v.size(), nullptr);
     if (mixed) {
-      take_runs(runs);
-      p.mixed.runs = this->runs();
-      p.mixed.shared = batched(shared, 1, num_shared_, "shared").data;
-      p.mixed.own = batched(eta_v, batch_, scores - num_shared_, "eta_v");
+      runs_ = {runs, scores};
+      p.mixed.runs = runs_.span();
+      p.mixed.shared = batched(shared, 1, runs_.num_shared, "shared").data;
+      p.mixed.own = batched(eta_v, batch_, std::size_t(scores) - runs_.num_shared, "eta_v");
       const Numbers found = look_at(shared.data(), shared.size(), nullptr);
       factor_scores_ = std::max(factor_scores_, found);
       if (heat_) {
         p.mixed.heat = batched(*heat_, batch_, 1, "heat");
-        if (!stays_finite(shared, *heat_)) factor_scores_ = Numbers::bad;
+        const Span<const T> all{shared.data(), static_cast<int>(shared.size())};
+        const Span<const double> heat{heat_->data(), static_cast<int>(heat_->size())};
+        if (!stays_finite(all, heat)) factor_scores_ = Numbers::bad;
       }
     } else {
-      p.eta_v = batched(eta_v, batch_, scores, "eta_v");
-      const int count = static_cast<int>(scores);
-      take_runs(eta_v.shape(0) == 1 ? std::vector<int>{count} : std::vector<int>{0, count});
+      p.eta_v = batched(eta_v, batch_, std::size_t(scores), "eta_v");
+      runs_ = {eta_v.shape(0) == 1 ? std::vector<int>{scores} : std::vector<int>{0, scores},
+               scores};
     }
     if (batch_ > 0) compute(eta_u, typed);
     return true;
-  }
-
-  // Whether no finite score becomes NaN or infinite when any of the temperatures divides it.
-  template <class T>
-  static bool stays_finite(const Matrix<const T>& scores, const Matrix<const double>& heat) {
-    T largest = 0;
-    for (std::size_t k = 0; k < scores.size(); ++k) {
-      const T size = std::fabs(scores.data()[k]);
-      if (std::isfinite(size)) largest = std::max(largest, size);
-    }
-    return std::all_of(heat.data(), heat.data() + heat.size(), [&](double t) {
-      return t > 0 && std::isfinite(static_cast<T>(largest / t));
-    });
-  }
-
-  // counts: shared, not shared, and so on.
-  void take_runs(const std::vector<int>& counts) {
-    int columns[2] = {0, 0}, begin = 0;
-    for (std::size_t k = 0; k < counts.size(); ++k) {
-      require(counts[k] >= 0 && counts[k] <= model_->num_scores() - begin, "runs: too many scores");
-      const bool shared = k % 2 == 0;
-      if (counts[k] > 0) runs_.push_back({begin, counts[k], columns[shared], shared});
-      columns[shared] += counts[k];
-      begin += counts[k];
-    }
-    require(begin == model_->num_scores(), "runs: too few scores");
-    num_shared_ = static_cast<std::size_t>(columns[1]);
   }
 
   // What follows from the numbers.
@@ -250,8 +225,7 @@ class Inputs {
   bool per_instance_ = false;       // whether any parameter is per instance
   std::vector<std::uint8_t> here_;  // (B, n) variables that are present, or empty if all are
   Numbers scores_ = Numbers::finite, factor_scores_ = Numbers::finite;
-  std::vector<ScoreRun> runs_;
-  std::size_t num_shared_ = 0;  // factor scores
+  ScoreRuns runs_;
   std::variant<std::monostate, Typed<double>, Typed<float>> numbers_;
 };
 

@@ -16,9 +16,11 @@ namespace factormax::python {
 using namespace nb::literals;
 
 NativePlan::NativePlan(std::shared_ptr<const Model> model, const Settings& settings,
-                       const std::vector<nb::object>& params, bool masked)
+                       const std::vector<nb::object>& params, bool masked,
+                       const std::vector<int>& runs, bool heated)
     : settings_(settings),
       masked_(masked),
+      heated_(heated),
       coef_(std::size_t(model->num_entries())),
       rhs_(std::size_t(model->num_rows())),
       narrow_coef_(coef_.size()),
@@ -26,6 +28,8 @@ NativePlan::NativePlan(std::shared_ptr<const Model> model, const Settings& setti
   const auto& sizes = model->param_sizes();
   require(params.size() == sizes.size(), "params: one for each parameter of each factor");
   require(model->num_structured() == 0, "structured factors are not solved here");
+  require(!heated || !runs.empty(), "only shared scores are divided here");
+  if (!runs.empty()) runs_ = {runs, model->num_scores()};
   std::vector<Param> numbers(sizes.size());
   std::vector<double> scalars(sizes.size());
   std::vector<Matrix<const double>> kept(sizes.size());
@@ -60,18 +64,22 @@ Problem<T> NativePlan::problem() const {
 
 // The scores and the mask of a batch, if nothing is wrong with them.
 template <class T>
-bool NativePlan::take_scores(const FlatArray* given, std::size_t count, Problem<T>& p,
-                             std::vector<std::uint8_t>& here) const {
+bool NativePlan::take_scores(const FlatArray* given, Problem<T>& p, Kept& kept) const {
   const std::size_t n = p.num_vars, scores = p.num_scores();
   const auto real = nb::dtype<T>();
-  if (count < 2u + masked_ || given[0].shape.size() != 2) return false;
+  if (given[0].shape.size() != 2) return false;
   const FlatArray &eta_u = given[0], &eta_v = given[1];
   const std::size_t batch = eta_u.shape[0];
-  const bool shared = !eta_v.is(real, {batch, scores});
-  if (!eta_u.is(real, {batch, n}) || (shared && !eta_v.is(real, {1, scores}))) return false;
+  if (!eta_u.is(real, {batch, n})) return false;
   p.eta_u = {eta_u.at<const T>(), std::int64_t(n)};
-  p.eta_v = {eta_v.at<const T>(), shared ? 0 : std::int64_t(scores)};
-  if (!all_finite(p.eta_v.data, std::int64_t(scores * (shared ? 1 : batch)))) return false;
+  if (!runs_.runs.empty()) {
+    if (!take_mixed_scores(given, p, kept)) return false;
+  } else {
+    const bool shared = !eta_v.is(real, {batch, scores});
+    if (shared && !eta_v.is(real, {1, scores})) return false;
+    p.eta_v = {eta_v.at<const T>(), shared ? 0 : std::int64_t(scores)};
+    if (!all_finite(p.eta_v.data, std::int64_t(scores * (shared ? 1 : batch)))) return false;
+  }
   const bool finite = all_finite(p.eta_u.data, std::int64_t(batch * n));
   if (finite && !masked_) return true;
   Batched<const bool> mask;
@@ -81,6 +89,7 @@ bool NativePlan::take_scores(const FlatArray* given, std::size_t count, Problem<
     if (alone && !own.is(nb::dtype<bool>(), {1, n})) return false;
     mask = {own.at<const bool>(), alone ? 0 : std::int64_t(n)};
   }
+  std::vector<std::uint8_t>& here = kept.here;
   here.resize(batch * n);
   for (std::size_t i = 0; i < batch; ++i) {
     const T* score = p.eta_u.at(std::int64_t(i));
@@ -97,12 +106,36 @@ bool NativePlan::take_scores(const FlatArray* given, std::size_t count, Problem<
   return true;
 }
 
+// The same for factor scores of which the instances share some.
+template <class T>
+bool NativePlan::take_mixed_scores(const FlatArray* given, Problem<T>& p, Kept& kept) const {
+  const auto real = nb::dtype<T>();
+  const std::size_t batch = given[0].shape[0], columns = p.num_scores() - runs_.num_shared;
+  const FlatArray &own = given[1], &shared = given[2u + masked_];
+  if (!own.is(real, {batch, columns}) || !shared.is(real, {1, runs_.num_shared})) return false;
+  p.mixed.runs = runs_.span();
+  p.mixed.own = {own.at<const T>(), std::int64_t(columns)};
+  p.mixed.shared = shared.at<const T>();
+  if (!all_finite(p.mixed.own.data, std::int64_t(batch * columns)) ||
+      !all_finite(p.mixed.shared, std::int64_t(runs_.num_shared))) {
+    return false;
+  }
+  if (!heated_) return true;
+  const FlatArray& heat = given[3u + masked_];
+  if (!heat.is(real, {batch, 1})) return false;
+  kept.heat.assign(heat.at<const T>(), heat.at<const T>() + batch);
+  p.mixed.heat = {kept.heat.data(), 1};
+  return stays_finite(Span<const T>{p.mixed.shared, static_cast<int>(runs_.num_shared)},
+                      Span<const double>{kept.heat.data(), static_cast<int>(batch)});
+}
+
 template <class T>
 bool NativePlan::solve(const FlatCall& call, Control& control) const {
   Problem<T> p = problem<T>();
-  std::vector<std::uint8_t> here;
+  Kept kept;
   const auto &in = call.given, &out = call.wanted;
-  if (out.size() != 6 || !take_scores(in.data(), in.size(), p, here)) return false;
+  if (in.size() != num_given() || out.size() != 6) return false;
+  if (!take_scores(in.data(), p, kept)) return false;
   const std::size_t batch = in[0].shape[0], n = p.num_vars, dual = p.num_dual();
   const auto real = nb::dtype<T>();
   if (!out[0].is(real, {batch, n}) || !out[1].is(real, {batch, std::size_t(p.num_scores())}) ||
@@ -155,12 +188,10 @@ bool NativePlan::solve(const FlatCall& call, Control& control) const {
 template <class T>
 bool NativePlan::apply_jacobian(const FlatCall& call, Control& control) const {
   Problem<T> p = problem<T>();
-  std::vector<std::uint8_t> here;
+  Kept kept;
   const auto &in = call.given, &out = call.wanted;
-  if (in.size() != 6u + masked_ || out.size() != 2 ||
-      !take_scores(in.data() + 2, in.size() - 4, p, here)) {
-    return false;
-  }
+  if (in.size() != num_given() + 4 || out.size() != 2) return false;
+  if (!take_scores(in.data() + 2, p, kept)) return false;
   const std::size_t batch = in[2].shape[0], n = p.num_vars, dual = p.num_dual();
   const std::size_t scores = p.num_scores(), directions = in[0].shape.empty() ? 0 : in[0].shape[0];
   const auto real = nb::dtype<T>();
@@ -251,8 +282,12 @@ void bind_native_plan(nb::module_& m) {
                          "take those of a\nprimitive of JAX and those to write into; False if "
                          "Python must answer.")
       .def(nb::init<std::shared_ptr<const Model>, const Settings&, const std::vector<nb::object>&,
-                    bool>(),
-           "model"_a, "settings"_a, "params"_a, "masked"_a)
+                    bool, const std::vector<int>&, bool>(),
+           "model"_a, "settings"_a, "params"_a, "masked"_a, "runs"_a = std::vector<int>(),
+           "heated"_a = false,
+           "runs: how many factor scores are shared, not shared, and so on; if there are any, the "
+           "shared\nones are an array of their own, after the mask, and what divides them, if "
+           "`heated`, is another.")
       .def("solve", called(static_cast<Function>(&NativePlan::solve)),
            nb::sig("def solve(self, given: list[object], wanted: list[object]) -> bool"))
       .def("apply_jacobian", called(static_cast<Function>(&NativePlan::apply_jacobian)),

@@ -119,12 +119,12 @@ void require_cuts(const Problem<T>& p, std::size_t batch, const FoundStructures&
 template <class T>
 struct ScoreGradients {
   ScoreGradients(const Inputs& inputs, bool is_summed)
-      : summed(is_summed), columns(is_summed ? inputs.num_shared() : 0) {
+      : summed(is_summed), columns(is_summed ? inputs.runs().num_shared : 0) {
     const auto batch = static_cast<std::int64_t>(inputs.batch());
     const auto shared = static_cast<std::int64_t>(columns);
     own = {inputs.batch(), std::size_t(inputs.model().num_scores()) - columns};
     if (!is_summed) return;
-    target.runs = inputs.runs();
+    target.runs = inputs.runs().span();
     target.block = ScoreSums<T>::block_size(batch, shared);
     sums = {std::size_t(target.num_blocks(batch)), columns};
     target.sums = sums.batched();

@@ -419,7 +419,11 @@ class NativePlan:
     primitive of JAX and those to write into; False if Python must answer.
     """
 
-    def __init__(self, model: Model, settings: Settings, params: Sequence[object], masked: bool) -> None: ...
+    def __init__(self, model: Model, settings: Settings, params: Sequence[object], masked: bool, runs: Sequence[int] = [], heated: bool = False) -> None:
+        """
+        runs: how many factor scores are shared, not shared, and so on; if there are any, the shared
+        ones are an array of their own, after the mask, and what divides them, if `heated`, is another.
+        """
 
     def solve(self, given: list[object], wanted: list[object]) -> bool: ...
 

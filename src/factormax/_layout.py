@@ -115,6 +115,24 @@ class Layout:
             return xp.zeros((1, 0), dtype=dtype), None
         return found[0], found[1] if len(found) == 2 else None
 
+    def cooled(
+        self, xp: Any, eta_u: Any, own: Any, shared: Any, temperature: Any, divide: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """The scores of variables and the blocks above, divided by a temperature.
+
+        The last is what is still to divide `shared`, `(B, 1)`, if each instance has a temperature.
+
+        temperature: broadcastable to the batch; divide: from scores and `(1 | B, 1)` to a quotient.
+        """
+        if math.prod(temperature.shape) == 1:
+            heat = temperature.reshape((1, 1))
+            alike = None if shared is None else divide(shared, heat)
+            return divide(eta_u, heat), divide(own, heat), alike, None
+        heat = xp.spread(temperature, self.batch_shape).reshape((-1, 1))
+        if len(own) == 1 and self.parts:  # all of them are shared
+            own, shared = xp.zeros((self.batch, 0), dtype=own.dtype), own
+        return divide(eta_u, heat), divide(own, heat), shared, None if shared is None else heat
+
     @property
     def is_mixed(self) -> bool:
         """Whether the instances share some factor scores, but not all."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from factormax.arrays import is_jax
 
-__all__ = ["JaxSpace", "compute_dtype", "like", "value_dtype"]
+__all__ = ["JaxSpace", "compute_dtype", "cooled", "like", "value_dtype"]
 
 
 class JaxSpace:
@@ -53,3 +53,10 @@ def like(value: Any, scores: Any) -> jax.Array:
         if scores.shape == array.shape or len(scores.devices()) == 1:
             array = jax.device_put(array, scores.sharding)
     return array
+
+
+def cooled(scores: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Scores divided by a temperature that may require a gradient; −inf stays −inf."""
+    finite = jnp.isfinite(scores)
+    # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
+    return jnp.where(finite, jnp.where(finite, scores, 0) / temperature, scores)

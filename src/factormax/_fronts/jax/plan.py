@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from factormax._columns import Columns
 from factormax._core import Model, NativePlan
 from factormax._engines.cpu import BY_ROWS, _settings
 from factormax._inputs import Inputs
 from factormax._model import is_large
 from factormax._options import Options
 from factormax._raw import RawSolution
+from factormax._space import NumpySpace
 from factormax.arrays import is_tracer
 from factormax.checks import check_scores
 from factormax.conflict import Conflicts, conflicts_of
@@ -35,12 +37,18 @@ Names = list[tuple[str, tuple[int, ...]]]
 
 
 class Operands(NamedTuple):
-    """Which arrays a solve takes besides the two arrays of scores, in this order."""
+    """Which arrays a solve takes besides the two arrays of scores.
+
+    In this order, but parameters come last. The scores `shared` are those that all instances have;
+    the second array then holds only the others. `heat` divides them, `(B, 1)`.
+    """
 
     mask: bool = False
     held: bool = False
     warm: bool = False
     params: int = 0  # how many are traced
+    shared: bool = False
+    heat: bool = False
 
 
 class FactorParams(NamedTuple):
@@ -90,6 +98,8 @@ class Plan:
         oracles: the user-defined ones, as in `Inputs`.
         wiring: a description of the factors, to be written; None if that is not possible.
         query: the query it was made for, by a weak reference, because it refers to traced arrays.
+        is_shared: for each of the factors' scores, whether the batch shares it; empty unless those
+            are in an array of their own.
     """
 
     def __init__(
@@ -104,17 +114,18 @@ class Plan:
         oracles: tuple[Any, ...] = (),
         wiring: list[Any] | None = None,
         query: weakref.ref[Query] | None = None,
+        is_shared: Sequence[bool] = (),
     ) -> None:
         self.model, self.options, self.operands = model, options, operands
         self.tensors, self.scores, self.allow_minus_inf = tensors, scores, allow_minus_inf
         self.factors, self.oracles, self.wiring = factors, oracles, wiring
-        self.query = query
+        self.query, self.is_shared = query, is_shared
 
     def replace(self, **changes: Any) -> Plan:
         """A copy with these changes."""
         names = ("model", "options", "operands", "tensors", "scores", "allow_minus_inf", "factors")
-        kept = {name: getattr(self, name) for name in (*names, "oracles", "wiring", "query")}
-        return Plan(**(kept | changes))
+        more = ("oracles", "wiring", "query", "is_shared")
+        return Plan(**({name: getattr(self, name) for name in (*names, *more)} | changes))
 
     def conflicts_of(self, inputs: Inputs, raw: RawSolution) -> Conflicts | None:
         """The conflicts of a solution; None if there are none, or if the query is over."""
@@ -138,7 +149,14 @@ class Plan:
         params = [p if isinstance(p, float) else np.ascontiguousarray(p, np.float64) for p in given]
         if not all([isinstance(p, float) or len(p) == 1 for p in params]):
             return None
-        return NativePlan(self.model, _settings(self.options, BY_ROWS), params, operands.mask)
+        runs = self.runs if operands.shared else ()
+        how = _settings(self.options, BY_ROWS)
+        return NativePlan(self.model, how, params, operands.mask, runs, operands.heat)
+
+    @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """The `runs` of the factors' scores as `Columns`, if some are in an array of their own."""
+        return Columns.runs_of([math.prod(shape) for _, shape in self.scores], self.is_shared)
 
     @property
     def held_place(self) -> int:
@@ -149,6 +167,16 @@ class Plan:
         """The arrays of a solve except the multipliers to start from."""
         place = 2 + self.operands.mask + self.operands.held if self.operands.warm else -1
         return [a for i, a in enumerate(arrays) if i != place]
+
+    @property
+    def score_places(self) -> list[int]:
+        """Which arrays hold the factors' scores, and what divides some of them."""
+        after = 2 + sum(self.operands[:3])
+        return [1, *range(after, after + self.operands.shared + self.operands.heat)]
+
+    def full(self, xp: Any, own: Any, shared: Any = None, heat: Any = None) -> Any:
+        """The factors' scores as one matrix, `(1 | B, P)`, from the arrays that hold them."""
+        return own if shared is None else Columns(shared, own, self.runs, heat).full(xp)
 
     @property
     def is_structured(self) -> bool:
@@ -187,6 +215,13 @@ class Plan:
         mask = next(taken) if self.operands.mask else None
         held = next(taken) if self.operands.held else None
         warm = next(taken) if self.operands.warm else None
+        shared = next(taken) if self.operands.shared else None
+        heat = next(taken) if self.operands.heat else None
+        factor_scores: Any = eta_v
+        if shared is not None and len(shared) == 1:
+            factor_scores = Columns(shared, eta_v, self.runs, heat)
+        elif shared is not None:  # vmap put instances in front
+            factor_scores = self.full(NumpySpace, eta_v, shared, heat)
         params: list[Any] = []
         for factor in self.factors:
             given = [next(taken) if p is None else p for p in factor.given]
@@ -195,7 +230,7 @@ class Plan:
                 cls = BaseFactor._registry[factor.factor]
                 cls._check_params(own, factor.size, factor.name)
             params += own
-        inputs = Inputs(self.model, eta_u, eta_v, params, mask, self.oracles, held)
+        inputs = Inputs(self.model, eta_u, factor_scores, params, mask, self.oracles, held)
         if check and inputs.core.needs_a_look:
             check_scores(inputs.eta_u, inputs.mask, self.tensors, ())
             check_scores(inputs.eta_v, None, self.scores, (), self.allow_minus_inf)
@@ -215,8 +250,8 @@ def _of_batch(param: Any, batch: int, place: int | None) -> Any:
     return np.tile(array, (batch // len(array), 1))  # vmap put instances in front
 
 
-def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
-    """The plan of a graph, and its traced parameters."""
+def plan_of(query: Query, options: Options, shared: bool, heat: bool) -> tuple[Plan, list[Any]]:
+    """The plan of a graph, and its traced parameters; shared, heat: see `Operands`."""
     graph = query.graph
     factors, traced = [], []
     few = len(graph._factors) <= 16  # with more, making names takes too long
@@ -227,7 +262,7 @@ def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
     plan = Plan(
         graph._form().model,
         options,
-        Operands(mask=graph._masked, params=len(traced)),
+        Operands(mask=graph._masked, params=len(traced), shared=shared, heat=heat),
         [(t.name, t.shape) for t in graph._tensors],
         graph._score_layout(),
         [p.allow_minus_inf for p in graph._score_parts()],
@@ -235,6 +270,7 @@ def plan_of(query: Query, options: Options) -> tuple[Plan, list[Any]]:
         graph._own_oracles(),
         _wiring_of(graph),
         weakref.ref(query),
+        graph._form().layout.is_shared if shared else (),
     )
     return plan, traced
 

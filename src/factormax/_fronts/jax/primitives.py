@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from factormax._fronts.jax import ffi, host
+from factormax._fronts.jax.arrays import JaxSpace, cooled
 from factormax._fronts.jax.plan import Plan
 from factormax.errors import GraphError
 from factormax.status import Status
@@ -231,7 +232,6 @@ def _zero(array: Any) -> Any:
 def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -> Any:
     found = _bind(_SOLVE, primals, plan)
     mu, mu_v, objective, tau, sides, report = found
-    eta_u, eta_v = primals[:2]
     others = tangents[len(tangents) - plan.operands.params :] if plan.operands.params else ()
     if any([type(t) is not ad.Zero for t in others]):
         names = ", ".join([f.name for f in plan.factors if f.is_traced])
@@ -239,12 +239,19 @@ def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, plan: Plan) -
             f"{names}: the parameters of a factor take no gradient. Pass "
             f"jax.lax.stop_gradient(...) of them."
         )
-    d_u, d_v = (ad.instantiate_zeros(t) for t in tangents[:2])
-    d_v = jnp.broadcast_to(d_v, (eta_u.shape[0], eta_v.shape[1]))
+    d_u = ad.instantiate_zeros(tangents[0])
+    scores, ways = ([given[i] for i in plan.score_places] for given in (primals, tangents))
+    ways = [ad.instantiate_zeros(t) for t in ways]
+
+    def full(own: Any, shared: Any = None, heat: Any = None) -> Any:
+        return plan.full(JaxSpace, own, shared if heat is None else cooled(shared, heat))
+
+    _, d_v = jax.jvp(full, scores, ways)
+    d_v = jnp.broadcast_to(d_v, mu_v.shape)
     solved = is_solved(report)
     # By Danskin, the gradient of the optimal value is the solution.
     d_objective = jnp.sum(jnp.where(solved, mu, 0) * d_u, axis=1, keepdims=True)
-    if eta_v.shape[1]:
+    if mu_v.shape[1]:
         d_objective += jnp.sum(jnp.where(solved, mu_v, 0) * d_v, axis=1, keepdims=True)
     rest = [_zero(f) for f in found[3:]]
     options = plan.options

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from factormax._columns import Columns
 from factormax._engines import engine_of
 from factormax._fronts.jax import primitives
-from factormax._fronts.jax.arrays import JaxSpace, compute_dtype, value_dtype
+from factormax._fronts.jax.arrays import JaxSpace, compute_dtype, cooled, value_dtype
 from factormax._fronts.jax.loss import TracedTarget
 from factormax._fronts.jax.plan import Plan, Query, plan_of
 from factormax._layout import Layout
@@ -32,7 +33,9 @@ class _Numbers(NamedTuple):
 
     plan: Plan
     eta_u: jax.Array  # (B, n)
-    eta_v: jax.Array  # (1 | B, P)
+    eta_v: jax.Array  # (1 | B, P), or (B, P − S) beside shared ones
+    shared: jax.Array | None  # (1, S)
+    heat: jax.Array | None  # (B, 1)
     mask: jax.Array | None  # (B, n)
     params: list[Any]
 
@@ -45,8 +48,20 @@ class _Numbers(NamedTuple):
         plan = own.plan
         if operands != plan.operands:
             plan = plan.replace(operands=operands)
-        others = [a for a in (own.mask, held, warm) if a is not None]
-        return primitives.solve(plan, own.eta_u, own.eta_v, *others, *own.params)
+        return primitives.solve(plan, *own.arrays(held, warm))
+
+    def arrays(self, held: Any = None, warm: Any = None) -> list[Any]:
+        """What a primitive takes."""
+        given = self.eta_u, self.eta_v, self.mask, held, warm, self.shared, self.heat
+        return [*[a for a in given if a is not None], *self.params]
+
+    def score_product(self, weights: jax.Array) -> jax.Array:
+        """The factors' scores times `(B, P)`, summed per instance, `(B, 1)`."""
+        if self.shared is None:
+            return _dot(self.eta_v, weights)
+        of_own, of_shared = Columns.split(JaxSpace, weights, self.plan.runs)
+        shared = self.shared if self.heat is None else cooled(self.shared, self.heat)
+        return _dot(self.eta_v, of_own) + _dot(shared, of_shared)
 
     @property
     def here(self) -> jax.Array:
@@ -62,27 +77,19 @@ def _numbers(query: Query, options: Options, temperature: Any) -> _Numbers:
     dtype = compute_dtype([t.scores for t in graph._tensors] + [p.given for p in parts])
     scores = [None if t.scores is None else jnp.asarray(t.scores, dtype) for t in graph._tensors]
     eta_u = layout.flat_scores(JaxSpace, scores, dtype)
-    eta_v = layout.flat_factor_scores(JaxSpace, [jnp.asarray(p.given, dtype) for p in parts], dtype)
+    own = [jnp.asarray(p.given, dtype) for p in parts]
+    eta_v, shared = layout.factor_blocks(JaxSpace, own, dtype)
+    heat = None
     if temperature is not None:
-        heat = jnp.broadcast_to(jnp.asarray(temperature, dtype), layout.batch_shape)
-        eta_u, eta_v = (_cooled(eta, heat.reshape((-1, 1))) for eta in (eta_u, eta_v))
+        given = jnp.asarray(temperature, dtype)
+        given = jnp.where(given > 0, given, jnp.nan)  # the solve reports NaN
+        eta_u, eta_v, shared, heat = layout.cooled(JaxSpace, eta_u, eta_v, shared, given, cooled)
     mask = None
     if graph._masked:
         masks = [None if t.mask is None else jnp.asarray(t.mask) for t in graph._tensors]
         mask = layout.flat_mask(JaxSpace, masks)
-    plan, params = plan_of(query, options)
-    return _Numbers(plan, eta_u, eta_v, mask, params)
-
-
-def _cooled(scores: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores divided by a temperature that may require a gradient; −inf stays −inf.
-
-    A temperature that is not positive makes them NaN, which the solve reports.
-    """
-    finite = jnp.isfinite(scores)
-    divisor = jnp.where(temperature > 0, temperature, jnp.nan)
-    # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
-    return jnp.where(finite, jnp.where(finite, scores, 0) / divisor, scores)
+    plan, params = plan_of(query, options, shared is not None, heat is not None)
+    return _Numbers(plan, eta_u, eta_v, shared, heat, mask, params)
 
 
 @dataclass(eq=False)
@@ -179,7 +186,7 @@ def loss_traced(
     query = Query(graph)  # kept alive here: the plan has only a weak reference to it
     numbers = _numbers(query, options, temperature)
     layout = graph._form().layout
-    eta_u, eta_v, here = numbers.eta_u, numbers.eta_v, numbers.here
+    eta_u, here = numbers.eta_u, numbers.here
     dtype = eta_u.dtype
     y = jnp.where(here, jnp.asarray(target.values, dtype), 0)
     known = None if target.known is None else jnp.asarray(target.known)
@@ -193,9 +200,8 @@ def loss_traced(
     _set_answer(graph, layout, *map(lax.stop_gradient, (mu, mu_v)))
     quadratic = 0.0 if options.linear else 0.5
     if known is None:
-        others = [] if numbers.mask is None else [numbers.mask]
-        n_y, good = primitives.features(numbers.plan, y, eta_u, eta_v, *others, *numbers.params)
-        score = _dot(eta_u, y) + _dot(eta_v, n_y) - quadratic * _dot(y, y)
+        n_y, good = primitives.features(numbers.plan, y, *numbers.arrays())
+        score = _dot(eta_u, y) + numbers.score_product(n_y) - quadratic * _dot(y, y)
     else:
         held = jnp.where(known & here, y, FREE).astype(jnp.int8)
         y, n_y, score, _, _, ended = numbers.solve(held=held)
@@ -203,7 +209,8 @@ def loss_traced(
     solved = primitives.is_solved(report) & good
     # Two large numbers that differ by little: the value by differences, the gradient by both.
     gap = jnp.where(solved, objective, 0) + constant - jnp.where(solved, score, 0)
-    gain = _dot(asked, mu - y) + _dot(eta_v, mu_v - n_y) - quadratic * _dot(mu - y, mu + y)
+    gain = _dot(asked, mu - y) + numbers.score_product(mu_v - n_y)
+    gain -= quadratic * _dot(mu - y, mu + y)
     gain += _dot(asked - eta_u, y) + constant
     value = lax.stop_gradient(jnp.where(solved, jnp.maximum(gain, 0), jnp.inf))
     zero = jnp.where(solved, gap - lax.stop_gradient(gap), 0)

@@ -38,6 +38,7 @@ def written(plan: Plan) -> str | None:
         plan.scores,
         plan.allow_minus_inf,
         params,
+        list(plan.is_shared),
     ]
     return json.dumps(what, separators=(",", ":"), default=int)
 
@@ -52,7 +53,7 @@ def read(text: str) -> Plan:
     Raises:
         GraphError: if it uses a factor that this process does not know.
     """
-    wiring, variables, options, operands, tensors, scores, allowed, params = json.loads(text)
+    wiring, variables, options, operands, tensors, scores, allowed, params, *more = json.loads(text)
     factors = [_factor(*own) for own in wiring]
     if isinstance(options["search"], list):
         options["search"] = tuple(options["search"])
@@ -68,6 +69,7 @@ def read(text: str) -> Plan:
             for kind, name, size, given in params
         ],
         wiring=wiring,
+        is_shared=more[0] if more else (),
     )
 
 

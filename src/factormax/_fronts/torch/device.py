@@ -13,7 +13,6 @@ from factormax._columns import Columns
 from factormax._core import Model
 from factormax._engines.cuda.solution import DeviceSolution
 from factormax._fronts.torch.arrays import TorchSpace, space_of
-from factormax._fronts.torch.flat import cooled_scores
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_backward, report_failures
@@ -126,7 +125,7 @@ class DeviceTask(Task):
             self.temperature_shape = tuple(given.shape)
             self.temperature = given.expand(self.batch_shape).reshape(-1, 1)
             flat = eta_u.reshape(self.batch, model.num_variables)
-            numbers = cooled_scores(layout, flat, eta_v, shared, given, torch.div)
+            numbers = layout.cooled(space, flat, eta_v, shared, given, torch.div)
             eta_u, eta_v, shared, heat = numbers
         if shared is not None:
             divisor = None if heat is None else heat.double()

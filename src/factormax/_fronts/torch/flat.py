@@ -6,7 +6,6 @@ All of it is ordinary torch, which torch transforms and compiles itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FlatNumbers",
     "cooled",
-    "cooled_scores",
     "first_tensor",
     "flat_numbers",
     "flat_target",
@@ -99,29 +97,7 @@ def flat_numbers(
         return FlatNumbers(eta_u, eta_v, shared, None, mask)
     given = put(torch.as_tensor(temperature), place, dtype)
     heat = torch.where(given > 0, given, torch.nan)  # the solve reports NaN
-    return FlatNumbers(*cooled_scores(layout, eta_u, eta_v, shared, heat, cooled), mask)
-
-
-def cooled_scores(
-    layout: Layout,
-    eta_u: Tensor,
-    eta_v: Tensor,
-    shared: Tensor | None,
-    temperature: Tensor,
-    divide: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The scores of `FlatNumbers` divided by a temperature, and what is still to divide `shared`.
-
-    temperature: broadcastable to the batch; divide: from scores and `(1 | B, 1)` to their quotient.
-    """
-    if temperature.numel() == 1:
-        heat = temperature.reshape((1, 1))
-        found = None if shared is None else divide(shared, heat)
-        return divide(eta_u, heat), divide(eta_v, heat), found, None
-    heat = temperature.expand(layout.batch_shape).reshape((-1, 1))
-    if len(eta_v) == 1 and layout.parts:  # all of them are shared
-        eta_v, shared = eta_v.new_empty((layout.batch, 0)), eta_v
-    return divide(eta_u, heat), divide(eta_v, heat), shared, None if shared is None else heat
+    return FlatNumbers(*layout.cooled(space, eta_u, eta_v, shared, heat, cooled), mask)
 
 
 def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
