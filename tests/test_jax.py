@@ -673,6 +673,17 @@ def test_calls_by_way_of_python(monkeypatch, buffers):
         np.testing.assert_allclose(grad, exact[1], atol=1e-9)
 
 
+def test_a_function_stays_the_same_while_another_is_compiled():
+    """Its derivative would not find its solution, and would solve again."""
+    if ffi.unavailable():
+        pytest.skip(ffi.unavailable())
+    x, found = jnp.asarray(random(SIZE)), []
+    for _ in range(2):
+        jax.jit(lambda x: values_of("Sequence", x))(x).block_until_ready()
+        found.append(set(map(id, ffi._plans._found.values())))
+    assert found[0] == found[1]
+
+
 def test_the_core_alone_answers_like_python(monkeypatch):
     """Where it can't, it writes nothing, and Python does."""
 

@@ -40,6 +40,10 @@ def assert_close(found, expected, rtol=1e-9):
     np.testing.assert_allclose(found, expected, rtol=0, atol=rtol * scale)
 
 
+def along(grads, ways):
+    return sum([np.sum(way * np.asarray(grad)) for grad, way in zip(grads, ways, strict=True)])
+
+
 @pytest.mark.parametrize("kind", HEAT)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients(model, kind):
@@ -67,6 +71,7 @@ def test_gradients(model, kind):
 def test_the_core_alone_answers_like_python(model, kind, dtype, monkeypatch):
     given, heat, total, found = made(model, dtype)[3], HEAT[kind], total_of(model), []
     heat = None if heat is None else heat.astype(dtype)
+    monkeypatch.setattr(primitives.ffi, "lowering", lambda *_: None)  # it remembers what is native
     for natively in (True, False):
         if not natively:
             monkeypatch.setattr(plan.Plan, "native", None)
@@ -91,25 +96,16 @@ def test_other_derivatives(model, kind):
     rng = np.random.default_rng(0)
     ways = [rng.normal(size=np.shape(t)) for t in numbers]
     places = tuple(range(len(numbers)))
-    grads = jax.jit(jax.grad(of, places))(*numbers)
+    grad = jax.jit(jax.grad(of, places))
     _, slope = jax.jit(lambda n, w: jax.jvp(of, tuple(n), tuple(w)))(numbers, ways)
-    inner = sum([np.sum(way * np.asarray(grad)) for way, grad in zip(ways, grads, strict=True)])
-    assert_close(slope, inner)
-    step = 1e-7
-
-    def moved(size):
-        return [t + size * way for t, way in zip(numbers, ways, strict=True)]
-
+    assert_close(slope, along(grad(*numbers), ways))
     _, curve = jax.jit(
         lambda n, w: jax.jvp(lambda *t: jax.jvp(of, t, tuple(w))[1], tuple(n), tuple(w))
     )(numbers, ways)
-    slopes = [
-        sum(
-            np.sum(w * np.asarray(g))
-            for w, g in zip(ways, jax.grad(of, places)(*moved(s)), strict=True)
-        )
-        for s in (step, -step)
-    ]
+    step, slopes = 1e-7, []
+    for size in (step, -step):
+        moved = [t + size * way for t, way in zip(numbers, ways, strict=True)]
+        slopes.append(along(grad(*moved), ways))
     assert_close(curve, (slopes[0] - slopes[1]) / (2 * step), 1e-5)
 
 
@@ -137,9 +133,9 @@ def test_samples(heated):
                 assert_close(one[k], two)
 
 
-@pytest.mark.parametrize("kind", HEAT)
+@pytest.mark.parametrize("kind", [None, "each"])
 @pytest.mark.parametrize("loss", ["sparsemap", "perceptron", "hinge"])
-@pytest.mark.parametrize("model", [labels, sequences, all_shared])
+@pytest.mark.parametrize("model", [sequences, all_shared])
 def test_losses(model, loss, kind):
     fg, u, *_ = made(model)
     fg.decode(on_failure="ignore")

@@ -71,8 +71,12 @@ def lowering(name: str, plan: Plan) -> Any:
 
 
 def _keep(text: str, plan: Plan) -> None:
-    """Remembers a plan, and lets the core solve it without Python if it can."""
-    _plans.keep(text, plan)
+    """Remembers a plan, and lets the core solve it without Python if it can.
+
+    The first plan of a text stays: solutions are remembered by it, and a function may be running.
+    """
+    if _plans.get(text) is None:
+        _plans.keep(text, plan)
     if plan.native is not None:
         _core.ffi_keep(text, plan.native)
 
