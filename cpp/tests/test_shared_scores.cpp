@@ -12,7 +12,7 @@ using test::Graph;
 using test::Random;
 using test::Solution;
 
-constexpr int kBatches[] = {1, 3, 64, 150};
+constexpr int kBatches[] = {1, 3, 33, 70};
 
 // The scores of a graph's pairs in both forms.
 template <class T>
