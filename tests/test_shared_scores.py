@@ -445,6 +445,40 @@ def test_no_scores_at_all():
     assert found[shared].shape == (1,)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "kinds", [("own",), ("shared", "own"), ("shared", "heat"), ("own", "heat")]
+)
+def test_a_program_for_any_batch(kinds, strict):
+    """What is exported makes no assumption about the size of the batch."""
+    torch = pytest.importorskip("torch")
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = torch.nn.Parameter(torch.linspace(-1, 1, 2))
+
+        def forward(self, scores, own, heat):
+            fg = fm.FactorGraph(batch_dims=1)
+            u = fg.variable_from(scores)
+            if "shared" in kinds:
+                fg.add(fm.Pair(u[:2], u[2:], self.shared))
+            if "own" in kinds:
+                fg.add(fm.Pair(u[1:3], u[2:], own))
+            fg.solve(temperature=heat if "heat" in kinds else None, tol=1e-9)
+            return u.value
+
+    def inputs(batch):
+        torch.manual_seed(0)
+        return torch.randn(batch, 4), torch.randn(batch, 2), torch.rand(batch) + 0.5
+
+    size = torch.export.Dim("batch", min=2)
+    shapes = {name: {0: size} for name in ("scores", "own", "heat")}
+    layer = Layer()
+    program = torch.export.export(layer, inputs(3), dynamic_shapes=shapes, strict=strict).module()
+    torch.testing.assert_close(program(*inputs(6)), layer(*inputs(6)))
+
+
 def test_forbidden_transitions_and_bad_scores():
     transitions = np.zeros((2, 2))
     transitions[0, 1] = -np.inf

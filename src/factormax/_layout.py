@@ -104,7 +104,7 @@ class Layout:
         per_instance: list[Any] = []
         shared: list[Any] = []
         for s, f, alike in zip(scores, self.parts, self.is_shared, strict=True):
-            own = s if f.given_shape == f.own_shape or not alike else s.reshape(f.own_shape)
+            own = s.reshape(f.own_shape) if alike and f.given_shape != f.own_shape else s
             shape = f.shape if alike else (*self.batch_shape, *f.shape)
             full = own if own.shape == shape else xp.spread(own, shape)
             columns = full.reshape((1 if alike else self.batch, f.count))
@@ -129,7 +129,7 @@ class Layout:
             alike = None if shared is None else divide(shared, heat)
             return divide(eta_u, heat), divide(own, heat), alike, None
         heat = xp.spread(temperature, self.batch_shape).reshape((-1, 1))
-        if len(own) == 1 and self.parts:  # all of them are shared
+        if self.is_shared and all(self.is_shared):
             own, shared = xp.zeros((self.batch, 0), dtype=own.dtype), own
         return divide(eta_u, heat), divide(own, heat), shared, None if shared is None else heat
 
