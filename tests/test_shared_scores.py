@@ -434,6 +434,24 @@ def test_an_empty_batch(convert):
     assert grads[1].shape == (0, 3)
 
 
+@pytest.mark.parametrize("heated", [False, True])
+def test_an_empty_batch_of_a_transform(heated):
+    torch = pytest.importorskip("torch")
+
+    def total(scores, shared, own):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Pair(u[:2], u[2:], shared))
+        fg.add(fm.Pair(u[:1], u[3:], own))
+        fg.solve(temperature=torch.ones(0) if heated else None)
+        return (u.value**2).sum()
+
+    given = torch.zeros(0, 4), torch.ones(2), torch.zeros(0, 1)
+    found = torch.func.grad(total, (0, 1, 2))(*given)
+    assert_same(found[1], np.zeros(2, np.float32))
+    assert [f.shape for f in found] == [g.shape for g in given]
+
+
 def test_no_scores_at_all():
     """Pairs of nothing: their broadcast scores still get a gradient, 0."""
     fg = fm.FactorGraph(batch_dims=1)

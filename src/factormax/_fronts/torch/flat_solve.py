@@ -167,7 +167,7 @@ class FlatPlan:
         if shared is None:
             return take(one_row(eta_v))
         row = one_row(shared)
-        if len(row) > 1:  # each sample of a vmap has its own
+        if len(row) != 1:  # each sample of a vmap has its own
             return take(self.joined(eta_v, shared))
         assert self.runs is not None
         return Columns(take(row), take(eta_v), self.runs)

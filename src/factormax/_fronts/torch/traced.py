@@ -103,7 +103,7 @@ def _inputs_of(
     factor_scores: Any = take(eta_v)
     if shared is not None:
         row = one_row(shared)
-        several = len(row) > 1
+        several = len(row) != 1
         divisor = None if heat is None else take(heat if several else heat.double())
         columns = Columns(take(row), factor_scores, asked.runs, divisor)
         factor_scores = columns.full(space) if several else columns
