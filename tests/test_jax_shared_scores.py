@@ -187,8 +187,35 @@ def test_what_is_shared_is_an_operand_of_its_own(model, kind, monkeypatch):
     assert own.operands.heat == (kind == "each")
 
 
+def test_scores_that_overflow():
+    """What a temperature makes -inf is forbidden; the score of a pair can't be."""
+    lowest = np.finfo(np.float32).min
+    heat = np.linspace(0.5, 2, 4, dtype=np.float32)
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5, 3)), np.float32)
+
+    def labeled(transitions, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Sequence(u, transitions))
+        return fg.solve(temperature=heat).status, u.value
+
+    def paired(pairs, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Pair(u[:2], u[3:], pairs))
+        return fg.solve(temperature=heat).status, u.value
+
+    allowed, forbidden = np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)
+    allowed[0, 1], forbidden[0, 1] = lowest, -np.inf
+    answers = [jax.jit(labeled)(given, heat) for given in (allowed, forbidden)]
+    for found, expected in zip(*answers, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    status, _ = jax.jit(paired)(np.full((2, 3), lowest), heat)
+    assert (status == np.where(heat < 1, fm.Status.INVALID.code, 0)).all()
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan])
-def test_a_temperature_that_is_none(bad):
+def test_a_temperature_that_is_not_one(bad):
     """Its instance has no answer; the others do."""
     given, heat = made(labels)[3], HEAT["each"].copy()
     heat[3] = bad

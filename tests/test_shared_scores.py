@@ -1,5 +1,7 @@
 """Factor scores that only some factors share with the whole batch: they are never repeated."""
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -495,6 +497,52 @@ def test_a_program_for_any_batch(kinds, strict):
     layer = Layer()
     program = torch.export.export(layer, inputs(3), dynamic_shapes=shapes, strict=strict).module()
     torch.testing.assert_close(program(*inputs(6)), layer(*inputs(6)))
+
+
+def fronts():
+    """Functions that call another with arrays of a front."""
+    yield lambda function, *given: function(*given)
+    if torch := sys.modules.get("torch"):
+        tensors = functools.partial(map, torch.as_tensor)
+        yield lambda function, *given: function(*tensors(given))
+        yield lambda function, *given: torch.compile(function, backend="eager")(*tensors(given))
+        vmap = torch.func.vmap
+        yield lambda function, *given: vmap(lambda _: function(*tensors(given)))(torch.zeros(1))[0]
+
+
+def test_scores_that_overflow():
+    """What a temperature makes -inf is forbidden, and refused where that is not possible."""
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    scores, initial = (rng.normal(size=s).astype(np.float32) for s in ((4, 5, 3), (4, 3)))
+    heat, lowest = np.linspace(0.5, 2, 4, dtype=np.float32), np.finfo(np.float32).min
+
+    def labeled(scores, transitions, initial, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Sequence(u, transitions, initial=initial))
+        fg.solve(temperature=heat)
+        return u.value
+
+    def paired(scores, pairs, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Pair(u[:2], u[3:], pairs))
+        fg.solve(temperature=heat)
+        return u.value
+
+    shared, forbidden = (np.eye(3, dtype=np.float32) for _ in range(2))
+    shared[0, 1], forbidden[0, 1] = lowest, -np.inf
+    wanted = labeled(scores, forbidden, initial, heat)
+    for call in fronts():
+        for own in (initial, initial[0]):
+            assert_same(call(labeled, scores, shared, own, heat).shape, wanted.shape)
+        np.testing.assert_allclose(call(labeled, scores, shared, initial, heat), wanted, atol=1e-5)
+    pairs = np.array([0.1, lowest], np.float32)
+    for given in (pairs, np.repeat(pairs[None], 4, axis=0)):
+        for call, cold in itertools.product(fronts(), (heat, np.float32(0.5))):
+            with pytest.raises(ValueError, match=r"too small for these scores|got -inf at index"):
+                call(paired, scores[:, :, 0], given, cold)
 
 
 def test_forbidden_transitions_and_bad_scores():

@@ -18,7 +18,7 @@
 
 namespace factormax::python {
 
-enum class Numbers { finite, minus_infinity, bad };  // bad: NaN or +inf
+enum class Numbers { finite, minus_infinity, bad };  // bad: NaN, +inf, or -inf where it can't be
 
 template <class T>
 Numbers look_at(const T* values, std::size_t count, const std::uint8_t* mask) {
@@ -30,6 +30,18 @@ Numbers look_at(const T* values, std::size_t count, const std::uint8_t* mask) {
       return Numbers::bad;
     }
     if (std::isinf(values[k])) found = Numbers::minus_infinity;
+  }
+  return found;
+}
+
+// The same for the rows of a matrix; the first columns are scores of pairs, which can't be -inf.
+template <class T>
+Numbers look_at_factor_scores(const T* rows, std::size_t count, std::size_t columns, int pairs) {
+  const Numbers found = look_at(rows, count * columns, nullptr);
+  if (found != Numbers::minus_infinity) return found;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Numbers own = look_at(rows + i * columns, static_cast<std::size_t>(pairs), nullptr);
+    if (own != Numbers::finite) return Numbers::bad;
   }
   return found;
 }
@@ -122,27 +134,38 @@ class Inputs {
     Problem<T>& p = typed.problem = model_->problem<T>();
     const int scores = model_->num_scores();
     p.eta_u = batched(eta_u, batch_, std::size_t(p.num_vars), "eta_u");
-    factor_scores_ = look_at(eta_v.data(), eta_v.size(), nullptr);
     if (mixed) {
       runs_ = {runs, scores};
       p.mixed.runs = runs_.span();
       p.mixed.shared = batched(shared, 1, runs_.num_shared, "shared").data;
       p.mixed.own = batched(eta_v, batch_, std::size_t(scores) - runs_.num_shared, "eta_v");
-      const Numbers found = look_at(shared.data(), shared.size(), nullptr);
-      factor_scores_ = std::max(factor_scores_, found);
-      if (heat_) {
-        p.mixed.heat = batched(*heat_, batch_, 1, "heat");
-        const Span<const T> all{shared.data(), static_cast<int>(shared.size())};
-        const Span<const double> heat{heat_->data(), static_cast<int>(heat_->size())};
-        if (!stays_finite(all, heat)) factor_scores_ = Numbers::bad;
-      }
+      if (heat_) p.mixed.heat = batched(*heat_, batch_, 1, "heat");
+      look_at_mixed(eta_v, p.mixed.shared);
     } else {
       p.eta_v = batched(eta_v, batch_, std::size_t(scores), "eta_v");
       runs_ = {eta_v.shape(0) == 1 ? std::vector<int>{scores} : std::vector<int>{0, scores},
                scores};
+      factor_scores_ = look_at_factor_scores(eta_v.data(), eta_v.shape(0), std::size_t(scores),
+                                             model_->num_pairs());
     }
     if (batch_ > 0) compute(eta_u, typed);
     return true;
+  }
+
+  // own: (1 | B, P - S).
+  template <class T>
+  void look_at_mixed(const Matrix<const T>& own, const T* shared) {
+    const int pairs = model_->num_pairs(), shared_pairs = runs_.shared_before(pairs);
+    factor_scores_ =
+        look_at_factor_scores(own.data(), own.shape(0), own.shape(1), pairs - shared_pairs);
+    std::vector<T> cooled;
+    if (heat_) {
+      const Span<const double> heat{heat_->data(), static_cast<int>(heat_->size())};
+      cooled = coldest(Span<const T>{shared, static_cast<int>(runs_.num_shared)}, heat);
+      shared = cooled.data();
+    }
+    factor_scores_ =
+        std::max(factor_scores_, look_at_factor_scores(shared, 1, runs_.num_shared, shared_pairs));
   }
 
   // What follows from the numbers.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "arrays.hpp"
@@ -28,21 +29,30 @@ struct ScoreRuns {
     num_shared = static_cast<std::size_t>(columns[1]);
   }
 
+  // How many of the first scores are shared.
+  int shared_before(int count) const {
+    int found = 0;
+    for (const ScoreRun& run : runs) {
+      if (run.shared) found += std::clamp(count - run.begin, 0, run.count);
+    }
+    return found;
+  }
+
   Span<const ScoreRun> span() const { return {runs.data(), static_cast<int>(runs.size())}; }
 
   std::vector<ScoreRun> runs;  // those that are not empty
   std::size_t num_shared = 0;
 };
 
-// Whether no finite score becomes NaN or infinite when any of the temperatures divides it.
+// Shared scores as the coldest instance has them, which are the largest; NaN if a temperature is
+// not positive.
 template <class T>
-bool stays_finite(Span<const T> scores, Span<const double> heat) {
-  T largest = 0;
-  for (const T score : scores) {
-    if (std::isfinite(score)) largest = std::max(largest, std::fabs(score));
-  }
-  return std::all_of(heat.begin(), heat.end(),
-                     [&](double t) { return t > 0 && std::isfinite(static_cast<T>(largest / t)); });
+std::vector<T> coldest(Span<const T> scores, Span<const double> heat) {
+  double least = heat.empty() ? 1 : std::numeric_limits<double>::infinity();
+  for (const double t : heat) least = t > 0 ? std::min(least, t) : std::nan("");
+  std::vector<T> found(scores.begin(), scores.end());
+  for (T& score : found) score = static_cast<T>(score / least);
+  return found;
 }
 
 }  // namespace factormax::python

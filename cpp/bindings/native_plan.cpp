@@ -125,8 +125,10 @@ bool NativePlan::take_mixed_scores(const FlatArray* given, Problem<T>& p, Kept& 
   if (!heat.is(real, {batch, 1})) return false;
   kept.heat.assign(heat.at<const T>(), heat.at<const T>() + batch);
   p.mixed.heat = {kept.heat.data(), 1};
-  return stays_finite(Span<const T>{p.mixed.shared, static_cast<int>(runs_.num_shared)},
-                      Span<const double>{kept.heat.data(), static_cast<int>(batch)});
+  const std::vector<T> cooled =
+      coldest(Span<const T>{p.mixed.shared, static_cast<int>(runs_.num_shared)},
+              Span<const double>{kept.heat.data(), static_cast<int>(batch)});
+  return all_finite(cooled.data(), std::int64_t(cooled.size()));
 }
 
 template <class T>

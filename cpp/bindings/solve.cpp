@@ -213,7 +213,7 @@ void bind_solve(nb::module_& m) {
       [](const Inputs& inputs, const Settings& settings, const nb::object& warm,
          const nb::object& oracles, Solution& out) {
         require(inputs.scores() != Numbers::bad && inputs.factor_scores() != Numbers::bad,
-                "the scores hold NaN or +inf");
+                "the scores hold NaN, or an infinity where there can be none");
         out.require_fit(inputs.model(), inputs.batch(), inputs.is_double());
         if (inputs.batch() == 0) return std::pair<int, int>(-1, 0);
         return inputs.is_double() ? solve<double>(inputs, settings, warm, oracles, out)

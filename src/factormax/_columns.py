@@ -107,7 +107,7 @@ class Columns:
             return self._cooled(self.shared)
         if len(self.runs) == 2 and self.runs[0] == 0:
             return self.own
-        rows = len(self.own)
+        rows = self.own.shape[0]
         runs = _spans(self.runs)
         pieces = [self._piece(k, run.start, run.stop) for k, run in enumerate(runs)]
         return xp.joined([xp.spread(p, (rows, p.shape[1])) for p in pieces])
@@ -173,8 +173,9 @@ class Columns:
         """Shared columns as each row has them, `(1 | B, count)`."""
         if self.heat is None:
             return shared
-        cooled = shared / self.heat
-        return cooled if cooled.dtype == shared.dtype else cooled.astype(shared.dtype)
+        with np.errstate(over="ignore"):
+            cooled = shared / self.heat
+            return cooled if cooled.dtype == shared.dtype else cooled.astype(shared.dtype)
 
 
 class _Run(NamedTuple):

@@ -112,6 +112,7 @@ class Task:
             else:
                 eta_v = cooled_columns(inputs.columns, self.temperature)
             self.inputs = inputs.replace(eta_u=cooled(inputs.eta_u, self.temperature), eta_v=eta_v)
+            self._check_cooled()
 
     @classmethod
     def answered(
@@ -152,6 +153,16 @@ class Task:
             ):
                 some = [k for k, other in enumerate(self.layout.is_shared) if other == alike]
                 check_scores(own, None, [names[k] for k in some], shape, [allowed[k] for k in some])
+
+    def _check_cooled(self) -> None:
+        """Raises if scores that were right are too large now."""
+        core = self.inputs.core
+        if core.needs_a_look and Numbers.bad in (core.scores, core.factor_scores):
+            assert self.temperature is not None
+            raise ValueError(
+                f"temperature: {self.temperature.min():g} is too small for these scores, which "
+                f"would become infinite in {self.inputs.eta_u.dtype}."
+            )
 
     # ---- the answer ------------------------------------------------------------------------------
 

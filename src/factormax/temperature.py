@@ -76,26 +76,11 @@ def sum_to_temperature(
 
 
 def cooled(scores: FloatArray, temperature: FloatArray) -> FloatArray:
-    """Scores `(B, n)` divided by the temperatures `(B, 1)`; −inf stays −inf.
-
-    Raises:
-        ValueError: if a finite score becomes +inf.
-    """
+    """Scores `(B, n)` divided by the temperatures `(B, 1)`; −inf stays −inf."""
     with np.errstate(over="ignore"):
-        divided = np.asarray(scores / temperature, dtype=scores.dtype)
-    if np.any(np.isposinf(divided) & np.isfinite(scores)):
-        raise ValueError(
-            f"temperature: {temperature.min():g} is too small for these scores, which would "
-            f"become infinite in {scores.dtype}."
-        )
-    return divided
+        return np.asarray(scores / temperature, dtype=scores.dtype)
 
 
 def cooled_columns(scores: Columns, temperature: FloatArray) -> Columns:
-    """The same for scores that the instances share in part; what they share is not repeated.
-
-    Raises:
-        ValueError: if a finite score becomes +inf.
-    """
-    cooled(scores.shared, temperature.min(keepdims=True, initial=np.inf))  # raises if any would
+    """The same for scores that the instances share in part; what they share is not repeated."""
     return replace(scores, own=cooled(scores.own, temperature), heat=temperature)

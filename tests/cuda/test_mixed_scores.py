@@ -244,3 +244,14 @@ def test_a_bad_score_is_named(device: str) -> None:
         given[which].reshape(-1)[2 if which == 1 else 7] = float("nan")
         with pytest.raises(ValueError, match=pattern):
             graph_of(*given, None)
+
+
+@pytest.mark.parametrize("heat", [1e-9, [1.0, 1e-9, 1.0, 1.0]])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_temperature_that_is_too_small(device: str, which: int, heat: Any) -> None:
+    """The same error as on the host, not one about scores that nobody has given."""
+    torch = pytest.importorskip("torch")
+    given = [t.to(device) for t in tensors(None)]
+    given[which] *= 1e301
+    with pytest.raises(ValueError, match="temperature: 1e-09 is too small for these scores"):
+        graph_of(*given, torch.tensor(heat, dtype=torch.float64, device=device))

@@ -17,6 +17,7 @@ from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._report import report_backward, report_failures
 from factormax._task import Gradients, Task
+from factormax.arrays import to_numpy
 from factormax.status import Status
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class DeviceTask(Task):
             eta_v = Columns(shared, eta_v, layout.runs, divisor)
         params = graph._params()
         self.inputs = DeviceInputs(model, eta_u, self.batch, eta_v, params, mask, device)
-        self._graph: FactorGraph | None = graph  # until it is solved
+        self._given: Any = (graph, scores, factor_scores, dtype, temperature)  # until it is solved
 
     @classmethod
     def of_inputs(cls, engine: Any, form: Form | None, inputs: Inputs) -> DeviceTask:
@@ -144,7 +145,7 @@ class DeviceTask(Task):
         self.batch = len(inputs.eta_u)
         self.batch_shape = (self.batch,)
         self.space = _space_of(inputs.device)
-        self.temperature = self._graph = None
+        self.temperature = self._given = None
         return self
 
     def run(self, options: Options, warm: Any = None, refuse: Any = None) -> Any:
@@ -168,13 +169,19 @@ class DeviceTask(Task):
     def settle(self, refuse: Any = None) -> bool:
         """Waits for the solve; returns whether any numbers have changed since `begin`."""
         changed: bool = self.raw.settle(refuse or self._refuse)
-        self._graph = None
+        self._given = None
         return changed
 
     def _refuse(self) -> None:
-        """Raises because a score is NaN or +inf."""
-        assert self._graph is not None
-        self._check_scores(self._graph)
+        """Raises what a solve on the CPU would, because a score is NaN or infinite."""
+        graph, scores, own, dtype, temperature = self._given
+
+        def taken(array: Any) -> Any:
+            return to_numpy(array).astype(dtype)
+
+        heat = None if temperature is None else to_numpy(temperature)
+        on_host = [None if s is None else taken(s) for s in scores]
+        Task(graph, on_host, [taken(s) for s in own], dtype, heat)
 
     def values(self) -> list[Any]:
         """The marginals of each variable tensor, `(*batch, *shape)`."""
