@@ -146,6 +146,32 @@ def test_torch_dtypes_and_structures():
     u.value[0, 0, 0].backward()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("numbers", [0.5, [0.5, 1.0, 2.0]])
+def test_half_precision(numbers, compiled):
+    """NumPy has no bfloat16, which a temperature may have where torch casts automatically."""
+    torch = pytest.importorskip("torch")
+
+    def solved(scores, temperature):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u))
+        fg.solve(temperature=temperature)
+        return u.value
+
+    run = torch.compile(solved, backend="aot_eager", fullgraph=True) if compiled else solved
+    scores = torch.linspace(-1, 1, 12).reshape(3, 4)
+    for dtype in (torch.bfloat16, torch.float16):
+        half = torch.tensor(numbers, dtype=dtype, requires_grad=True)
+        single = half.detach().float().requires_grad_()
+        values = [run(scores, temperature) for temperature in (half, single)]
+        for value in values:
+            (value**2).sum().backward()
+        torch.testing.assert_close(*values)
+        assert half.grad.dtype == dtype
+        torch.testing.assert_close(half.grad.float(), single.grad, rtol=1e-2, atol=1e-2)
+
+
 def test_masks_hide_what_is_not_finite():
     scores = np.array([[0.5, np.nan, np.inf], [-np.inf, 0.3, 0.4]])
     mask = np.array([[True, False, False], [True, True, True]])

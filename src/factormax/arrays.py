@@ -126,6 +126,13 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
         torch = sys.modules["torch"]
         if not is_tracing() and torch._C._are_functorch_transforms_active():
             with torch._C._DisableFuncTorch():  # a transform would wrap even plain tensors
-                return np.asarray(value.detach().cpu().numpy())
-        value = value.detach().cpu().numpy()
+                return _numbers_of_tensor(value)
+        return _numbers_of_tensor(value)
     return np.asarray(value)
+
+
+def _numbers_of_tensor(tensor: Any) -> npt.NDArray[Any]:
+    plain = tensor.detach().cpu()
+    if plain.dtype == sys.modules["torch"].bfloat16:  # NumPy has none
+        plain = plain.float()
+    return np.asarray(plain.numpy())

@@ -49,7 +49,7 @@ def checked_temperature(temperature: ArrayLike, batch: tuple[int, ...], name: st
     if is_hidden(given) and (not is_jax(given) or is_real(given.dtype)):
         return given
     numbers = to_numpy(given)
-    if numbers.dtype.kind not in "fiu":
+    if not is_real(numbers.dtype) or numbers.dtype.kind == "b":
         raise GraphError(f"{name}: temperature must be a number, got dtype {numbers.dtype}.")
     bad = ~(np.isfinite(numbers) & (numbers > 0))
     if bad.any():
