@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -36,8 +37,9 @@ def precompile(
     else in the user's cache folder, where other processes find them.
 
     Args:
-        graph: a graph with its variables and factors. Its numbers do not matter, but kernels depend
-            on whether the batch shares some factor scores and has others per instance.
+        graph: a graph with its variables and factors. Its numbers do not matter, but which factor
+            scores have batch dimensions does: there are other kernels for a batch that shares only
+            some of them.
         batch_sizes: roughly how many instances will be solved at once. There are different kernels
             for up to 256, for up to 4096, and for more.
         dtypes: the dtypes of the scores.
@@ -48,14 +50,14 @@ def precompile(
     """
     form = graph._form()
     model, layout = form.model, form.layout
-    runs = layout.runs if layout.is_mixed else ()
+    # Shared scores have kernels of their own if others are not, or if temperatures divide them.
+    kinds = [()] * (not layout.is_mixed) + [layout.runs] * (True in layout.is_shared)
     reason = plan_of(model).unsupported or driver.unavailable(device)
     if reason:
         raise GraphError(f"precompile: {reason}.")
     engine = next(e for e in ENGINES if isinstance(e, CudaEngine))
     launcher = engine.launcher(f"cuda:{device}")
-    for batch in batch_sizes:
-        for dtype in dtypes:
-            stages = launcher.stages(model, graph._params(), np.dtype(dtype), batch, runs)
-            for number in range(len(stages)):
-                _ = stages[number]
+    for batch, dtype, runs in product(batch_sizes, dtypes, kinds):
+        stages = launcher.stages(model, graph._params(), np.dtype(dtype), batch, runs)
+        for number in range(len(stages)):
+            _ = stages[number]

@@ -55,7 +55,8 @@ def test_kernels_for_scores_of_which_the_batch_shares_some_are_made(made):
     fm.cuda.precompile(fg, batch_sizes=(1,), dtypes=("float64",))
     fg.add(fm.Pair(u[:2], u[2:], np.zeros((2, 2))))
     fm.cuda.precompile(fg, batch_sizes=(1,), dtypes=("float64",))
-    assert ["kMixed = 0" in source for source in made] == [True, False]
+    # If all are shared, there may still be a temperature per instance.
+    assert ["kMixed = 0" in source for source in made] == [True, False, False]
 
 
 @pytest.mark.gpu
