@@ -95,10 +95,13 @@ class Columns:
     @staticmethod
     def split(xp: Any, array: Any, runs: tuple[int, ...]) -> tuple[Any, Any]:
         """From `(B, P)` of any library the columns `(B, P − S)` and `(B, S)`, not summed."""
-        pieces: tuple[list[Any], list[Any]] = [array[:, :0]], [array[:, :0]]
+        pieces: tuple[list[Any], list[Any]] = [], []
         for run in _spans(runs):
             pieces[run.is_shared].append(array[:, run.start : run.stop])
-        own, shared = (xp.joined(some[1:]) if len(some) > 2 else some[-1] for some in pieces)
+        own, shared = (
+            xp.joined(some) if len(some) > 1 else some[0] if some else array[:, :0]
+            for some in pieces
+        )
         return own, shared
 
     def full(self, xp: Any = NumpySpace) -> Any:

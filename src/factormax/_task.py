@@ -288,7 +288,7 @@ class Task:
                 self.inputs, self.raw, self.options, grad_mu, grad_mu_v, weight
             )
         else:
-            found = self._pull_back_summed(self.raw, grad_mu, grad_mu_v, weight)
+            found = self._pull_back(self.raw, grad_mu, grad_mu_v, weight, summed=True)
         return self.to_scores(*found)
 
     @property
@@ -297,24 +297,6 @@ class Task:
         alike = self.temperature is None or self._one is not None
         return alike and len(self.layout.parts) > 0
 
-    def _pull_back_summed(
-        self,
-        raw: RawSolution,
-        grad_mu: FloatArray | None,
-        grad_mu_v: FloatArray | None,
-        weight: FloatArray | None,
-        grad_prob: npt.NDArray[np.float64] | None = None,
-    ) -> tuple[FloatArray, FloatArray | Columns]:
-        """Like `_pull_back`, and summed over the batch, if possible, where scores are shared."""
-        if self.batch == 1 or weight is not None or not self._can_sum:
-            return self._pull_back(raw, grad_mu, grad_mu_v, weight, grad_prob)
-        grad_u, grad_v, residual, worst = _engines.summed_vjp(
-            self.inputs, raw, grad_mu, grad_mu_v, grad_prob
-        )
-        if not worst <= SURELY_EXACT:  # True if worst is NaN
-            report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
-        return grad_u, grad_v
-
     def _pull_back(
         self,
         raw: RawSolution,
@@ -322,26 +304,29 @@ class Task:
         grad_mu_v: FloatArray | None,
         weight: FloatArray | None,
         grad_prob: npt.NDArray[np.float64] | None = None,
-    ) -> tuple[FloatArray, FloatArray]:
-        grad_u, grad_v, residual, worst = _engines.vjp(
-            self.inputs, raw, grad_mu, grad_mu_v, grad_prob
-        )
+        summed: bool = False,
+    ) -> tuple[FloatArray, Any]:
+        """The gradients of the flat scores; summed: see `Engine.vjp`, but only if possible."""
+        summed = summed and self.batch > 1 and weight is None and self._can_sum
+        given = grad_mu, grad_mu_v, grad_prob
+        grad_u, grad_v, residual, worst = _engines.vjp(self.inputs, raw, *given, summed)
         if not worst <= SURELY_EXACT:  # True if worst is NaN
             report_backward(residual, worst, grad_u.dtype, self.options.on_failure)
         return (grad_u, grad_v) if weight is None else with_objective(raw, grad_u, grad_v, weight)
 
     def pull_back_probs(self, grads: list[npt.NDArray[Any] | None]) -> Gradients:
         """Turns gradients of the probabilities of structures into gradients of the scores."""
-        return self.to_scores(*self._pull_back_probs(grads, self._pull_back_summed))
+        return self.to_scores(*self._pull_back_probs(grads, summed=True))
 
     def pull_back_probs_flat(
         self, grads: list[npt.NDArray[Any] | None]
     ) -> tuple[FloatArray, FloatArray]:
         """The same, for the flat scores."""
-        found: tuple[FloatArray, FloatArray] = self._pull_back_probs(grads, self._pull_back)
-        return found
+        return self._pull_back_probs(grads)
 
-    def _pull_back_probs(self, grads: list[npt.NDArray[Any] | None], pull_back: Any) -> Any:
+    def _pull_back_probs(
+        self, grads: list[npt.NDArray[Any] | None], summed: bool = False
+    ) -> tuple[FloatArray, Any]:
         raw = self.listed
         if self.options.linear:
             return np.zeros_like(raw.mu), np.zeros_like(raw.mu_v)
@@ -349,7 +334,7 @@ class Task:
         for g, s in zip(grads, self.supports, strict=True):
             if g is not None:
                 s.collect(g.reshape(len(s.counts), s.width), flat)
-        return pull_back(raw, None, None, None, flat)
+        return self._pull_back(raw, None, None, None, flat, summed)
 
     def push_forward(
         self,

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from factormax._columns import Columns
 from factormax._core import Model
 from factormax._engines.cpu import CpuEngine
 from factormax._engines.cuda.engine import CudaEngine
@@ -24,16 +23,7 @@ from factormax.arrays import FloatArray
 from factormax.factors.base import BaseFactor
 from factormax.factors.structured import StructuredFactor
 
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "choose",
-    "engine_of",
-    "engine_there",
-    "solve",
-    "summed_vjp",
-    "vjp",
-]
+__all__ = ["ENGINES", "Engine", "choose", "engine_of", "engine_there", "solve", "vjp"]
 
 _NOTHING = np.zeros((0, 0)), np.zeros((0, 0))
 
@@ -56,18 +46,18 @@ class Engine(Protocol):
         grad_mu: FloatArray | None,
         grad_mu_v: FloatArray | None,
         grad_prob: npt.NDArray[np.float64] | None,
-    ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
+        summed: bool = False,
+    ) -> tuple[FloatArray, Any, npt.NDArray[np.float64], float]:
         """The gradients of `eta_u` and `eta_v`, `(B, ...)`, given those of the answers (None: 0).
 
         Also returns the residual of each instance's system, and the largest one. `grad_prob` is the
-        gradient of the probabilities of the structures, in their order.
+        gradient of the probabilities of the structures, in their order. `summed` asks for the
+        gradient of `eta_v` as `Columns`, summed over the instances that share a score.
         """
 
 
-_CPU = CpuEngine()
-
 #: In the order in which they are tried; the CPU's, which supports everything, comes last.
-ENGINES: list[Engine] = [CudaEngine(), _CPU]
+ENGINES: list[Engine] = [CudaEngine(), CpuEngine()]
 
 
 def choose(inputs: Inputs, options: Options) -> tuple[Engine, str]:
@@ -127,29 +117,13 @@ def vjp(
     grad_mu: FloatArray | None = None,
     grad_mu_v: FloatArray | None = None,
     grad_prob: npt.NDArray[np.float64] | None = None,
-) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
+    summed: bool = False,
+) -> tuple[FloatArray, Any, npt.NDArray[np.float64], float]:
     """The derivative of a solve, by the engine that solved it; see `Engine.vjp`."""
-    if raw.there is None:
-        return ENGINES[-1].vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
-    engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
-    return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
-
-
-def summed_vjp(
-    inputs: Inputs,
-    raw: RawSolution,
-    grad_mu: FloatArray | None = None,
-    grad_mu_v: FloatArray | None = None,
-    grad_prob: npt.NDArray[np.float64] | None = None,
-) -> tuple[FloatArray, Columns, npt.NDArray[np.float64], float]:
-    """The same, summed over the batch for factor scores that the instances share."""
-    if raw.there is None:
-        given = grad_mu, grad_mu_v, grad_prob
-        grad_u, (shared, own), residual, worst = _CPU.vjp(inputs, raw, *given, summed=True)
-        return grad_u, Columns(shared, own, inputs.runs), residual, worst
-    grad_u, grad_v, residual, worst = vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob)
-    ones = np.ones(inputs.batch, grad_v.dtype)
-    return grad_u, Columns.summed(grad_v, ones, inputs.runs), residual, worst
+    engine = ENGINES[-1]
+    if raw.there is not None:
+        engine = next(e for e in ENGINES if raw.engine.startswith(e.name))
+    return engine.vjp(inputs, raw, grad_mu, grad_mu_v, grad_prob, summed)
 
 
 def _check_masks(inputs: Inputs) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _core
+from factormax._columns import Columns
 from factormax._core import ByRows, CallbackFault, Settings
 from factormax._inputs import Inputs
 from factormax._options import MAP_METHODS, METHODS, Options
@@ -61,17 +62,18 @@ class CpuEngine:
         grad_prob: npt.NDArray[np.float64] | None,
         summed: bool = False,
     ) -> tuple[FloatArray, Any, npt.NDArray[np.float64], float]:
-        """The gradients of the scores.
-
-        summed: as that of `eta_v`, return two: of the scores that the instances share, summed over
-        them, `(1, S)`, and of the others, `(B, P − S)`.
-        """
+        """The gradients of the scores."""
         dtype = inputs.eta_u.dtype
         if grad_mu is not None:
             grad_mu = np.ascontiguousarray(grad_mu, dtype)
         if grad_mu_v is not None:
             grad_mu_v = np.ascontiguousarray(grad_mu_v, dtype)
-        return _core.vjp(inputs.core, raw, grad_mu, grad_mu_v, grad_prob, summed)
+        given = raw, grad_mu, grad_mu_v, grad_prob
+        grad_u, grad_v, residual, worst = _core.vjp(inputs.core, *given, summed)
+        if summed:
+            shared, own = grad_v
+            grad_v = Columns(shared, own, inputs.runs)
+        return grad_u, grad_v, residual, worst
 
 
 def _solve(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from factormax import _core
+from factormax._columns import Columns
 from factormax._inputs import Inputs
 from factormax._options import Options
 from factormax._raw import RawSolution
@@ -136,7 +137,8 @@ class CudaEngine:
         grad_mu: FloatArray | None,
         grad_mu_v: FloatArray | None,
         grad_prob: npt.NDArray[np.float64] | None,
-    ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.float64], float]:
+        summed: bool = False,
+    ) -> tuple[FloatArray, Any, npt.NDArray[np.float64], float]:
         """The gradients of the scores."""
         assert grad_prob is None, "probabilities come from the CPU"
         there: DeviceSolution = raw.there
@@ -145,7 +147,10 @@ class CudaEngine:
             None if g is None else machine.upload(np.ascontiguousarray(g, dtype))
             for g in (grad_mu, grad_mu_v)
         ]
-        grad_u, grad_v, residual = (machine.download(x) for x in there.vjp(*given))
+        grad_u, found, residual = (machine.download(x) for x in there.vjp(*given))
+        grad_v: Any = found
+        if summed:
+            grad_v = Columns.summed(found, np.ones(inputs.batch), inputs.runs)
         return grad_u, grad_v, residual, float(residual.max(initial=0))
 
 

@@ -190,43 +190,47 @@ def _vjp(
     """
     asked, inputs, engine = _inputs_of(False, eta_u, eta_v, mask, *graph)
     shared, heat = _shared_of(graph)
-    alike = eta_v if shared is None else shared  # has one row if the instances share it
-    runs = inputs.runs if shared is None or len(shared) == 1 else asked.runs
+    scores = [t for t in (eta_v, shared) if t is not None]
+
+    def apart(rows: Tensor) -> list[Tensor]:
+        return [rows] if shared is None else [*Columns.split(TorchSpace, rows, asked.runs)]
+
     if engine is not None:
         from factormax._fronts.torch.device import vjp_flat
 
         grad_u, grad_v = vjp_flat(engine, inputs, asked.options, sides, tau, grad_mu, grad_mu_v)
-        own, others = Columns.split(TorchSpace, grad_v, runs)
+        grads = apart(grad_v)
     else:
         raw = _solution_of(inputs, asked.options, sides, tau)
-        given = [None if g is None else as_numpy(g) for g in (grad_mu, grad_mu_v)]
-        if len(alike) == 1 and heat is None:
-            found_u, columns, residual, worst = _engines.summed_vjp(inputs, raw, *given)
-            grad_u, own, others = _tensors(eta_u, found_u, columns.own, columns.shared)
-        else:
-            found_u, found_v, residual, worst = _engines.vjp(inputs, raw, *given)
-            grad_u, grad_v = _tensors(eta_u, found_u, found_v)
-            own, others = Columns.split(TorchSpace, grad_v, runs)
+        of_mu, of_mu_v = [None if g is None else as_numpy(g) for g in (grad_mu, grad_mu_v)]
+        summed = heat is None and scores[-1].shape[0] == 1 != eta_u.shape[0]
+        given = inputs, raw, of_mu, of_mu_v
+        found_u, found_v, residual, worst = _engines.vjp(*given, summed=summed)
+        blocks = [found_v.own, found_v.shared][-len(scores) :] if summed else [found_v]
+        grad_u, *grads = _tensors(eta_u, found_u, *blocks)
+        grads = grads if summed else apart(*grads)
         report_backward(residual, worst, found_u.dtype, asked.options.on_failure)
     if grad_objective is not None and mu is not None and mu_v is not None:
         # By Danskin, the objective's gradient is the solution itself; NaN where there is none.
         weight = grad_objective[:, None]
         grad_u = grad_u + torch.where(mu.isnan(), 0, mu * weight)
-        more = torch.where(mu_v.isnan(), 0, mu_v * weight)
-        more_own, more_others = Columns.split(TorchSpace, more, runs)
-        own = own + more_own
-        others = others + (more_others if len(others) == len(more) else more_others.sum(0)[None])
+        more = apart(torch.where(mu_v.isnan(), 0, mu_v * weight))
+        grads = [g + _with_rows_of(g, m) for g, m in zip(grads, more, strict=True)]
     grad_heat = eta_u.new_empty(0)
     if shared is not None and heat is not None:
         # d(eta / T) = d eta / T - (eta / T) dT / T
-        others = others / heat
+        grads[1] = grads[1] / heat
         finite = torch.where(shared.isfinite(), shared, 0)
-        grad_heat = -(others * finite).sum(1, keepdim=True) / heat
-    if len(alike) == 1 != len(others):
-        others = others.sum(0)[None]
-    if shared is not None:
-        return grad_u, own.contiguous(), others.contiguous(), grad_heat
-    return grad_u, others if len(eta_v) == 1 else own, eta_v.new_empty(0), grad_heat
+        grad_heat = -(grads[1] * finite).sum(1, keepdim=True) / heat
+    grads = [_with_rows_of(s, g).contiguous() for s, g in zip(scores, grads, strict=True)]
+    if shared is None:
+        grads.append(eta_u.new_empty(0))
+    return grad_u, *grads, grad_heat
+
+
+def _with_rows_of(other: Tensor, rows: Tensor) -> Tensor:
+    """Rows, summed if the other has only one."""
+    return rows if rows.shape == other.shape else rows.sum(0)[None]
 
 
 #: The solutions whose sides torch still has, by the address of these.
