@@ -184,6 +184,43 @@ def test_masks_hide_what_is_not_finite():
     assert np.isfinite(out["temperature"]) and np.isfinite(out[u]).all()
 
 
+@pytest.mark.parametrize("lowest", ["finite", -np.inf])
+@pytest.mark.parametrize("front", ["eager", "compiled", "transformed", "jax"])
+def test_scores_that_switch_off(front, lowest):
+    """The lowest finite score, as many masks have it, may become -inf: it has no gradient then."""
+    heat = np.linspace(0.5, 2, 3).astype(np.float32)
+    scores = np.array([[1, 0.5, 0.2], [0.1, 0.4, 0.9], [0.7, 0.6, 0.5]], np.float32)
+    scores[:, 1] = np.finfo(np.float32).min if lowest == "finite" else lowest
+    alone = np.delete(scores, 1, axis=1)
+
+    def total(scores, heat):
+        fg = fm.FactorGraph(batch_dims=1)
+        u = fg.variable_from(scores)
+        fg.add(fm.Xor(u))
+        fg.solve(temperature=heat, tol=1e-9)
+        return (u.value**2).sum()
+
+    if front == "jax":
+        jax = pytest.importorskip("jax")
+        slope = jax.jit(jax.grad(total, (0, 1)))
+    else:
+        torch = pytest.importorskip("torch")
+        run = torch.compile(total, backend="eager") if front == "compiled" else total
+
+        def slope(scores, heat):
+            given = [torch.tensor(a, requires_grad=front != "transformed") for a in (scores, heat)]
+            if front == "transformed":
+                return torch.func.grad(run, (0, 1))(*given)
+            return torch.autograd.grad(run(*given), given)
+
+    (of_scores, of_heat), (of_alone, expected) = (
+        map(np.asarray, slope(given, heat)) for given in (scores, alone)
+    )
+    np.testing.assert_allclose(of_heat, expected, atol=1e-5)
+    np.testing.assert_allclose(np.delete(of_scores, 1, axis=1), of_alone, atol=1e-5)
+    assert not of_scores[:, 1].any()
+
+
 def test_towards_zero_it_is_map():
     rng = np.random.default_rng(4)
     fg = fm.FactorGraph()

@@ -57,6 +57,7 @@ def like(value: Any, scores: Any) -> jax.Array:
 
 def cooled(scores: jax.Array, temperature: jax.Array) -> jax.Array:
     """Scores divided by a temperature that may require a gradient; −inf stays −inf."""
-    finite = jnp.isfinite(scores)
+    quotient = jax.lax.stop_gradient(scores / temperature)
+    finite = jnp.isfinite(quotient)
     # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
-    return jnp.where(finite, jnp.where(finite, scores, 0) / temperature, scores)
+    return jnp.where(finite, jnp.where(finite, scores, 0) / temperature, quotient)

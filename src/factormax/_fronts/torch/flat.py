@@ -102,9 +102,10 @@ def flat_numbers(
 
 def cooled(scores: Tensor, temperature: Tensor) -> Tensor:
     """Scores divided by a temperature that may require a gradient; −inf stays −inf."""
-    finite = scores.isfinite()
+    quotient = (scores / temperature).detach()
+    finite = quotient.isfinite()
     # Infinite scores must not reach the gradient of the temperature: 0 times inf is NaN.
-    return torch.where(finite, torch.where(finite, scores, 0) / temperature, scores)
+    return torch.where(finite, torch.where(finite, scores, 0) / temperature, quotient)
 
 
 def set_answer(
