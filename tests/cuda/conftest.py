@@ -10,6 +10,7 @@ import pytest
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where scores are; the emulated device is the host, called something else."""
+    pytest.importorskip("torch")
     from devices import emulate
 
     from factormax import _engines

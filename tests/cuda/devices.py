@@ -17,7 +17,10 @@ from factormax._engines.cuda.engine import CudaEngine
 from factormax._fronts.torch import plan
 from factormax._fronts.torch.arrays import Kind
 
-__all__ = ["EmulatedEngine", "EmulatedTorchMachine", "emulate", "on", "on_the_host"]
+__all__ = ["EmulatedEngine", "EmulatedTorchMachine", "compiles", "emulate", "on", "on_the_host"]
+
+#: Marks what needs a compiled solve to be done on a device.
+compiles = pytest.mark.skipif(torch.__version__ < (2, 11), reason="needs a newer torch")
 
 
 class EmulatedTorchMachine(TorchMachine):

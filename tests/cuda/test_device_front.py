@@ -16,7 +16,7 @@ import factormax as fm
 
 torch = pytest.importorskip("torch")
 
-from devices import EmulatedTorchMachine, on, on_the_host  # noqa: E402
+from devices import EmulatedTorchMachine, compiles, on, on_the_host  # noqa: E402
 from machine import EmulatedFlag  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -168,9 +168,6 @@ def test_a_bad_score_is_named_in_a_transform(device: str) -> None:
     scores[1, 2, 3] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         vmapped(matched, scores.to(device), pair.expand(3, 5).to(device))
-
-
-compiles = pytest.mark.skipif(torch.__version__ < (2, 11), reason="needs a newer torch")
 
 
 @compiles

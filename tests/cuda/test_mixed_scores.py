@@ -15,6 +15,11 @@ from factormax._engines.cuda.launcher import DeviceRun, Launcher
 from factormax._inputs import Inputs
 from factormax._options import Options
 
+try:
+    from devices import compiles, on, on_the_host
+except ImportError:  # there is no torch
+    compiles = pytest.mark.skip
+
 BATCH = 4
 DTYPES = [np.float64, np.float32]
 
@@ -162,8 +167,6 @@ def answers_of(given: list[Any]) -> Any:
 
 @pytest.mark.parametrize("heat", [None, 0.5, "each"])
 def test_torch(device: str, heat: Any) -> None:
-    from devices import on, on_the_host
-
     with on_the_host():
         wanted = answers_of(on("cpu", *tensors(heat)))
     found = answers_of(on(device, *tensors(heat)))
@@ -173,8 +176,6 @@ def test_torch(device: str, heat: Any) -> None:
 
 @pytest.mark.parametrize("heat", [None, "each"])
 def test_they_are_stored_once(device: str, heat: Any) -> None:
-    from devices import on
-
     scores, shared, own, *more = on(device, *tensors(heat))
     _, _, _, solution = graph_of(scores, shared, own, more[0] if more else None)
     blocks = solution.raw.run.inputs.blocks
@@ -184,8 +185,6 @@ def test_they_are_stored_once(device: str, heat: Any) -> None:
 
 @pytest.mark.parametrize("heat", [None, 0.5, "each"])
 def test_losses(device: str, heat: Any) -> None:
-    from devices import on, on_the_host
-
     answers = []
     for place in ("host", device):
 
@@ -208,12 +207,10 @@ def test_losses(device: str, heat: Any) -> None:
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
 @pytest.mark.parametrize("heat", [None, 0.5, "each"])
 def test_transforms(device: str, heat: Any, compiled: bool) -> None:
     """Gradients by a function that torch transforms, or compiles, too."""
-    from devices import on, on_the_host
-
     torch = pytest.importorskip("torch")
 
     def total(scores: Any, shared: Any, own: Any, heat: Any = None) -> Any:
