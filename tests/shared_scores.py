@@ -1,5 +1,7 @@
 """Graphs of which the batch shares some factor scores, made again with repeated ones."""
 
+import sys
+
 import numpy as np
 
 import factormax as fm
@@ -118,3 +120,7 @@ def assert_sums(found, expected, dtype):
     total = expected.astype(np.float64).sum(axis=0).reshape(found.shape)
     atol = TOLERANCE[dtype] * max(1, np.abs(expected).sum(axis=0).max())
     np.testing.assert_allclose(found, total, rtol=0, atol=atol)
+
+
+def tensor_of(array):
+    return sys.modules["torch"].tensor(array, requires_grad=True)
